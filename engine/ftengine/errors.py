@@ -1,0 +1,66 @@
+"""Every error the engine and the front raise on purpose.
+
+FtError                       one sentence for a person, and the next command to type
+├── CheckpointError           the model's files are missing, damaged or of a kind that is not served
+├── ConfigError               a setting is impossible or two settings contradict each other
+├── EngineDied                the engine process ended while requests ran
+└── RequestError              the client's request is at fault: 4xx
+    ├── BadRequest            400 malformed or out of range
+    ├── PromptTooLong         400 more tokens than the context holds; each API words it as its clients expect
+    ├── TooLarge              413 body or message limits
+    ├── NotFound              404 unknown model or path
+    └── Forbidden             403 / 401 host, origin or key
+"""
+
+from __future__ import annotations
+
+
+class FtError(Exception):
+    """`str(error)` is one sentence; `next_step` is a command or setting that helps, or empty."""
+
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message)
+        self.next_step = next_step
+
+
+class CheckpointError(FtError):
+    pass
+
+
+class ConfigError(FtError):
+    pass
+
+
+class EngineDied(FtError):
+    pass
+
+
+class RequestError(FtError):
+    status = 400
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class BadRequest(RequestError):
+    pass
+
+
+class PromptTooLong(RequestError):
+    def __init__(self, tokens: int, maximum: int) -> None:
+        super().__init__(f"the prompt has {tokens} tokens, the context holds {maximum}")
+        self.tokens = tokens
+        self.maximum = maximum
+
+
+class TooLarge(RequestError):
+    status = 413
+
+
+class NotFound(RequestError):
+    status = 404
+
+
+class Forbidden(RequestError):
+    status = 403

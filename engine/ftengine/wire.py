@@ -1,0 +1,118 @@
+"""What the front and the engine say to each other over their Unix socketpair.
+
+A frame is a 4-byte little-endian length and a msgpack-encoded message. Torch-free. A peer that sends a frame
+longer than `MAX_FRAME` or one that does not decode is treated as dead.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Union
+
+import msgspec
+
+from ftengine.core import FinishReason, Request
+
+MAX_FRAME = 256 << 20
+HEADER = struct.Struct("<I")
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    request: Request
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True):
+    """The client left, or the front saw a stop string. Unknown and finished ids are ignored."""
+
+    id: str
+
+
+class AskStats(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+ToEngine = Union[Submit, Cancel, AskStats, Shutdown]
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """Progress until ready. `done` is a fraction 0..1 of the whole start."""
+
+    stage: str
+    done: float
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """Resolved facts of the running engine; see docs/api.md, /health and /v1/stats."""
+
+    architecture: str
+    context_length: int  # tokens a sequence may have, prompt and output together
+    max_running: int
+    dtype: str
+    device: str
+    kv_tokens: int  # shared by all sequences
+    facts: dict[str, Any] = {}  # name -> value and reason, for the log and /v1/stats
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Output(msgspec.Struct, tag=True, frozen=True):
+    """New tokens of one request. The stop token itself is included in `tokens` when finish is `stop`.
+
+    The first Output of a request may have no tokens (it tells `cached_tokens` when prefill starts).
+    """
+
+    id: str
+    tokens: list[int]
+    cached_tokens: int
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """One request could not be served; the engine lives."""
+
+    id: str
+    message: str
+    overloaded: bool = False
+
+
+class Fatal(msgspec.Struct, tag=True, frozen=True):
+    """The engine cannot start or go on; it exits after this."""
+
+    message: str
+    next_step: str = ""
+
+
+class Stats(msgspec.Struct, tag=True, frozen=True):
+    values: dict[str, Any]
+
+
+ToFront = Union[Loading, Ready, Output, Failed, Fatal, Stats]
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def encode(message: ToEngine | ToFront) -> bytes:
+    """The whole frame, header included."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
+    return HEADER.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    return _to_engine.decode(body)
+
+
+def decode_to_front(body: bytes) -> ToFront:
+    return _to_front.decode(body)
