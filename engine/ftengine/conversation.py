@@ -7,7 +7,7 @@ render the one and produce the other. Knows nothing of HTTP, tokens or any one A
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -56,7 +56,7 @@ class ToolResult:
     is_error: bool = False
 
 
-Part = Union[Text, Image, Reasoning, ToolCall, ToolResult]
+Part = Text | Image | Reasoning | ToolCall | ToolResult
 
 
 @dataclass(frozen=True)
@@ -121,4 +121,4 @@ class ToolCallEnd:
     arguments: str  # the complete JSON text, equal to the joined fragments
 
 
-Event = Union[ReasoningDelta, TextDelta, ToolCallStart, ToolCallDelta, ToolCallEnd]
+Event = ReasoningDelta | TextDelta | ToolCallStart | ToolCallDelta | ToolCallEnd

@@ -85,7 +85,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One recurrent tensor of a layer, without the slot dimension (for example Gated DeltaNet's S or its conv window)."""
+    """One recurrent tensor of a layer, without the slot dimension (Gated DeltaNet's S, or its conv window)."""
 
     name: str
     shape: tuple[int, ...]

@@ -3,7 +3,8 @@
 FtError                       one sentence for a person, and the next command to type
 ├── CheckpointError           the model's files are missing, damaged or of a kind that is not served
 ├── ConfigError               a setting is impossible or two settings contradict each other
-├── EngineDied                the engine process ended while requests ran
+├── EngineDied                the engine process ended while requests ran, or cannot be started again
+├── EngineRefused             one request could not be served; the engine lives
 └── RequestError              the client's request is at fault: 4xx
     ├── BadRequest            400 malformed or out of range
     ├── PromptTooLong         400 more tokens than the context holds; each API words it as its clients expect
@@ -35,6 +36,14 @@ class EngineDied(FtError):
     pass
 
 
+class EngineRefused(FtError):
+    """`overloaded`: nothing is wrong with the request, there is no room for it now."""
+
+    def __init__(self, message: str, *, overloaded: bool = False) -> None:
+        super().__init__(message)
+        self.overloaded = overloaded
+
+
 class RequestError(FtError):
     status = 400
 
@@ -63,4 +72,8 @@ class NotFound(RequestError):
 
 
 class Forbidden(RequestError):
-    status = 403
+    """`status` is 401 when a key is missing or wrong."""
+
+    def __init__(self, message: str, *, status: int = 403) -> None:
+        super().__init__(message)
+        self.status = status

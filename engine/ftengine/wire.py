@@ -7,7 +7,7 @@ longer than `MAX_FRAME` or one that does not decode is treated as dead.
 from __future__ import annotations
 
 import struct
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
-ToEngine = Union[Submit, Cancel, AskStats, Shutdown]
+ToEngine = Submit | Cancel | AskStats | Shutdown
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -95,7 +95,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
     values: dict[str, Any]
 
 
-ToFront = Union[Loading, Ready, Output, Failed, Fatal, Stats]
+ToFront = Loading | Ready | Output | Failed | Fatal | Stats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
