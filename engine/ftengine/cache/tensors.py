@@ -1,0 +1,48 @@
+"""Sizes of the cache and its allocation from a model's CacheLayout."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ftengine.core import CacheTensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from ftengine.core import CacheLayout
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "int8": 1}
+
+
+def kv_bytes_per_token(layout: CacheLayout) -> int:
+    """Bytes of keys and values that one token takes over all layers."""
+    return 2 * layout.kv_layers * layout.kv_heads * layout.head_dim * ITEM_BYTES[layout.dtype]
+
+
+def state_bytes(layout: CacheLayout) -> int:
+    """Bytes of one sequence's recurrent state over all layers; 0 for models without one."""
+    return sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for layer in layout.states for spec in layer)
+
+
+def allocate_cache(layout: CacheLayout, pages: int, page_size: int, slots: int) -> CacheTensors:
+    """Zero-filled tensors on the CPU. The system gives the memory when a page is first written, not here.
+
+    Zeros matter: a masked position still enters `0 * value` in attention, and `0 * NaN` is NaN.
+    """
+    shape = (pages, page_size, layout.kv_heads, layout.head_dim)
+    return CacheTensors(
+        page_size=page_size,
+        keys=[_zeros(shape, layout.dtype) for _ in range(layout.kv_layers)],
+        values=[_zeros(shape, layout.dtype) for _ in range(layout.kv_layers)],
+        states=[{spec.name: _zeros((slots, *spec.shape), spec.dtype) for spec in layer} for layer in layout.states],
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    import numpy
+    import torch
+
+    # numpy.zeros is calloc: gigabytes in microseconds; torch.zeros writes every byte.
+    raw = numpy.zeros(math.prod(shape) * ITEM_BYTES[dtype], dtype=numpy.uint8)
+    return torch.from_numpy(raw).view(getattr(torch, dtype)).view(shape)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import psutil
+import pytest
+import torch
+
+from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_bytes
+from ftengine.core import CacheLayout, StateSpec
+
+STATES = ((StateSpec("s", (2, 3, 5), "float32"), StateSpec("conv", (7, 3), "bfloat16")),) * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_shapes_and_sizes_are_what_the_layout_says(dtype: str) -> None:
+    """The byte counts that memory is planned with, against what the tensors themselves say."""
+    layout = CacheLayout(kv_layers=4, kv_heads=2, head_dim=6, dtype=dtype, states=STATES)
+    cache = allocate_cache(layout, pages=5, page_size=16, slots=3)
+    assert [tuple(layer.shape) for layer in cache.keys + cache.values] == [(5, 16, 2, 6)] * 8
+    assert {layer.dtype for layer in cache.keys + cache.values} == {getattr(torch, dtype)}
+    assert sum(layer.nbytes for layer in cache.keys + cache.values) == kv_bytes_per_token(layout) * 5 * 16
+    assert [{name: tuple(tensor.shape) for name, tensor in layer.items()} for layer in cache.states] == [
+        {"s": (3, 2, 3, 5), "conv": (3, 7, 3)}
+    ] * 3
+    assert sum(tensor.nbytes for layer in cache.states for tensor in layer.values()) == state_bytes(layout) * 3
+    assert not any(layer.any() for layer in cache.keys + cache.values)
+
+
+def test_layers_do_not_share_memory() -> None:
+    cache = allocate_cache(CacheLayout(2, 1, 4, "float32"), pages=2, page_size=2, slots=0)
+    cache.keys[0].fill_(1)
+    assert not cache.keys[1].any()
+    assert not cache.values[0].any()
+    assert cache.states == []
+
+
+def test_memory_is_taken_when_written_not_when_allocated() -> None:
+    layout = CacheLayout(kv_layers=4, kv_heads=8, head_dim=128, dtype="float32")
+    before = psutil.Process().memory_info().rss
+    cache = allocate_cache(layout, pages=1024, page_size=16, slots=0)  # 512 MiB
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert len(cache.keys) == 4

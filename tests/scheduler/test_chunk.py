@@ -1,0 +1,59 @@
+"""The prefill budget against a model with a known speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftengine.scheduler.chunk import PrefillBudget
+
+
+@pytest.mark.parametrize("per_token", [1e-5, 1e-3, 0.01, 0.2])
+@pytest.mark.parametrize("fixed", [0.0, 0.05])
+def test_steps_settle_just_under_the_time_they_may_take(per_token: float, fixed: float) -> None:
+    budget = PrefillBudget(largest=2048, page_size=16, seconds=0.8)
+    seconds = []
+    for _ in range(40):
+        seconds.append(fixed + per_token * budget.tokens)
+        budget.measured(budget.tokens, seconds[-1])
+        assert budget.tokens % 16 == 0
+    least = fixed + per_token * 16
+    assert max(seconds[10:]) <= max(0.8, least) * 1.1
+    assert seconds[-1] >= min(0.8, fixed + per_token * 2048) * 0.6 or budget.tokens == 16
+
+
+def test_it_follows_a_prompt_that_gets_slower() -> None:
+    """Attention: the cost of a token grows with its position. No step may take more than twice the bound."""
+    budget, position = PrefillBudget(2048, 16, 0.8), 0
+    while position < 100_000:
+        seconds = sum(1e-3 + 1e-7 * (position + token) for token in range(budget.tokens))
+        assert seconds < 1.0
+        position += budget.tokens
+        budget.measured(budget.tokens, seconds)
+
+
+def test_a_short_quick_chunk_says_nothing_about_a_long_one() -> None:
+    budget = PrefillBudget(2048, 16, 0.8)
+    for _ in range(10):
+        budget.measured(budget.tokens, 0.1)
+    assert budget.tokens == 2048
+    budget.measured(16, 0.1)
+    assert budget.tokens == 2048
+    budget.measured(16, 4.0)
+    assert budget.tokens == 16
+
+
+def test_out_of_memory_halves_for_good() -> None:
+    budget = PrefillBudget(2048, 16, 0.8)
+    for _ in range(10):
+        budget.measured(budget.tokens, 0.1)
+    budget.halve()
+    for _ in range(10):
+        budget.measured(budget.tokens, 0.1)
+    assert budget.tokens == 1024
+
+
+def test_never_less_than_a_page() -> None:
+    budget = PrefillBudget(1, 16, 0.8)
+    budget.halve()
+    budget.measured(16, 100)
+    assert budget.tokens == 16
