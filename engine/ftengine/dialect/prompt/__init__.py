@@ -1,0 +1,1 @@
+"""From a conversation to the text of a prompt."""

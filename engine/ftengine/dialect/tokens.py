@@ -1,0 +1,158 @@
+"""The checkpoint's tokenizer.json: text to ids and back, with control tokens under our hand."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftengine.dialect.control import MARKUP, ControlTokens
+from ftengine.dialect.decode import IncrementalDecoder, TokenBytes
+from ftengine.dialect.unicode import well_formed
+from ftengine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MAX_TOKENIZER_BYTES = 256 << 20
+CACHE_CHARACTERS = 16 << 20  # about ten long agent prompts
+_MARKUP_STARTS = ("<|", "<｜", "｜", *MARKUP)
+
+
+class TokenCodec:
+    """Encodes rendered prompts and plain text, decodes answers. Safe to use from several threads.
+
+    Control tokens are the vocabulary's special tokens and those other added tokens that the template writes or that
+    look like markup (`<|file_sep|>`, `<tool_call>`). In rendered text they are found here and not by the tokenizer,
+    which sees only the text between, with control tokens switched off. An agent's next request repeats almost all of
+    that text, so encoded pieces are kept.
+    """
+
+    def __init__(self, path: Path, template: str) -> None:
+        self._tokenizer = _load(path)
+        added = self._tokenizer.get_added_tokens_decoder()
+        control = {
+            token.content: (number, token)
+            for number, token in added.items()
+            if token.special or _is_markup(token.content, template)
+        }
+        self._ids = {content: number for content, (number, _) in control.items()}
+        self._swallows = {content: (token.lstrip, token.rstrip) for content, (_, token) in control.items()}
+        self.control = ControlTokens(control)
+        special = frozenset(number for number, token in added.items() if token.special)
+        self._prefix = self._tokenizer.encode("", add_special_tokens=True).ids[:1]
+        self._switch_off([token for _, token in control.values()])
+        self._space_first = _take_over_first_space(self._tokenizer)
+        self._bytes = TokenBytes(self._tokenizer, special)
+        self._pieces = _PieceCache(CACHE_CHARACTERS)
+
+    def token_id(self, content: str) -> int | None:
+        """A control token's id."""
+        return self._ids.get(content)
+
+    def encode_rendered(self, rendered: str) -> tuple[str, list[int]]:
+        """A template's output (content guarded) to the text as the model sees it and its ids."""
+        pieces = self.control.split(well_formed(rendered))
+        ids: list[int] = []
+        for index, piece in enumerate(self._trimmed(pieces)):
+            if index % 2:
+                ids.append(self._ids[piece])
+            elif piece:
+                ids.extend(self._encode_piece(piece, first=index == 0))
+        return "".join(pieces), ids
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text, control tokens parsed; begins with the vocabulary's begin-of-text token if it has one."""
+        _, ids = self.encode_rendered(text)
+        return ids if ids[:1] == self._prefix else [*self._prefix, *ids]
+
+    def decoder(self) -> IncrementalDecoder:
+        return IncrementalDecoder(self._bytes)
+
+    def token_text(self, token: int) -> str:
+        return self._bytes.spelled(token).decode("utf-8", "replace")
+
+    def _encode_piece(self, piece: str, first: bool) -> list[int]:
+        if first and self._space_first and not piece.startswith(" "):
+            piece = " " + piece
+        found = self._pieces.get(piece)
+        if found is None:
+            found = self._tokenizer.encode(piece, add_special_tokens=False).ids
+            self._pieces.put(piece, found)
+        return found
+
+    def _trimmed(self, pieces: list[str]) -> Iterator[str]:
+        """Some control tokens swallow the whitespace beside them (`lstrip` and `rstrip` in tokenizer.json)."""
+        for index, piece in enumerate(pieces):
+            if index % 2 == 0:
+                if index and self._swallows[pieces[index - 1]][1]:
+                    piece = piece.lstrip()
+                if index + 1 < len(pieces) and self._swallows[pieces[index + 1]][0]:
+                    piece = piece.rstrip()
+            yield piece
+
+    def _switch_off(self, control: list[Any]) -> None:
+        for token in control:
+            token.special = True
+        self._tokenizer.add_special_tokens(control)  # known ones keep their ids
+        self._tokenizer.encode_special_tokens = True
+
+
+def _is_markup(content: str, template: str) -> bool:
+    """Of an added token that is not special. Some vocabularies add runs of spaces or newlines: those are text."""
+    return content.startswith(_MARKUP_STARTS) or (content in template and not content.isspace())
+
+
+class _PieceCache:
+    """Least recently used pieces of text and their ids, bounded by characters."""
+
+    def __init__(self, characters: int) -> None:
+        self._room = characters
+        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, piece: str) -> list[int] | None:
+        with self._lock:
+            found = self._pieces.get(piece)
+            if found is not None:
+                self._pieces.move_to_end(piece)
+            return found
+
+    def put(self, piece: str, ids: list[int]) -> None:
+        with self._lock:
+            if piece in self._pieces:
+                return
+            self._pieces[piece] = ids
+            self._room -= len(piece)
+            while self._room < 0:
+                oldest, _ = self._pieces.popitem(last=False)
+                self._room += len(oldest)
+
+
+def _load(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no tokenizer.json")
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise CheckpointError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB, which no tokenizer is")
+    try:
+        return Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a Rust panic is no Exception
+        raise CheckpointError(f"{path} cannot be read: {str(error)[:200]}") from None
+
+
+def _take_over_first_space(tokenizer: Tokenizer) -> bool:
+    """Whether text at the very start gets a space before it, which the tokenizer would do at each piece's start."""
+    from tokenizers.pre_tokenizers import Metaspace
+
+    pre_tokenizer = tokenizer.pre_tokenizer
+    if not isinstance(pre_tokenizer, Metaspace) or pre_tokenizer.prepend_scheme != "first":
+        return False
+    pre_tokenizer.prepend_scheme = "never"
+    tokenizer.pre_tokenizer = pre_tokenizer
+    return True
