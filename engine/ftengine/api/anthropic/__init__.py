@@ -1,0 +1,3 @@
+from ftengine.api.anthropic.routes import routes
+
+__all__ = ["routes"]

@@ -1,0 +1,3 @@
+from ftengine.api.chat.routes import routes
+
+__all__ = ["routes"]

@@ -1,0 +1,3 @@
+from ftengine.api.completions.routes import routes
+
+__all__ = ["routes"]

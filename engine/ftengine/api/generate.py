@@ -1,0 +1,220 @@
+"""From what a client wants to a running answer: render, check lengths, submit, stream.
+
+Knows the neutral conversation only; each API translates into a `Job` and out of the chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from ftengine.api.answer import Answer, Chunk, Finished, PlainParser
+from ftengine.api.calls import Call
+from ftengine.api.engine_client import EngineClient, EngineStream
+from ftengine.api.language import Language
+from ftengine.api.oversize import check_size
+from ftengine.api.sampling import SamplingFields, sampling_params
+from ftengine.api.settings import ServeSettings
+from ftengine.conversation import Conversation
+from ftengine.core import Request
+from ftengine.errors import BadRequest, EngineDied, EngineRefused, FtError, PromptTooLong
+
+if TYPE_CHECKING:
+    from ftengine.dialect.base import Prompt
+
+log = logging.getLogger("ftengine.api")
+T = TypeVar("T")
+
+Source = Conversation | str | list[int]  # chat, a completion's text, a completion's token ids
+
+
+@dataclass(frozen=True)
+class Job:
+    """One answer wanted. `choice` numbers the answers to one request."""
+
+    source: Source
+    sampling: SamplingFields
+    max_tokens: int | None = None  # None: as many as there is room for
+    stops: tuple[str, ...] = ()
+    logprobs: int | None = None
+    one_call: bool = False
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    job: Job
+    prompt: Prompt
+    request: Request
+
+
+class Generator:
+    """Shared by all requests of a server."""
+
+    def __init__(self, settings: ServeSettings, engine: EngineClient) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._language: asyncio.Future[Language] | None = None
+        # Two: a long prompt that is being tokenized must not hold up a short one.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="render")
+        self._admitted = 0
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def open(self, open_language: Callable[[str], Language]) -> asyncio.Future[Language]:
+        """Start opening the model's language in a thread; requests wait for it."""
+        loop = asyncio.get_running_loop()
+        self._language = loop.run_in_executor(self._threads, open_language, self._settings.model_dir)
+        return self._language
+
+    @property
+    def open_done(self) -> bool:
+        return self._language is not None and self._language.done()
+
+    def token_text(self, token: int) -> str:
+        """One token's own text. For an answer that has begun: by then the language is open."""
+        assert self._language is not None
+        return self._language.result().dialect.token_text(token)
+
+    async def plain_text(self, prompt: str | list[int]) -> str:
+        """A completion's prompt as text. Raises BadRequest for a token id outside the vocabulary."""
+        if isinstance(prompt, str):
+            return prompt
+        dialect = (await self.language()).dialect
+        _check_ids(prompt, dialect.vocab_size)
+        decoder = dialect.decoder()
+        return decoder.feed(prompt) + decoder.finish()
+
+    async def language(self) -> Language:
+        """Raises EngineDied when it could not be opened; then the server is about to end."""
+        assert self._language is not None
+        try:
+            return await asyncio.shield(self._language)
+        except FtError as error:
+            raise EngineDied(str(error), error.next_step) from error
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def count(self, conversation: Conversation) -> int:
+        """Tokens of the rendered prompt. Raises BadRequest."""
+        dialect = (await self.language()).dialect
+        return len((await self.in_thread(lambda: dialect.render(conversation))).tokens)
+
+    async def prepare(self, jobs: Sequence[Job]) -> list[Prepared]:
+        """Render and check. Waits for an engine that is loading. A source that several jobs share is rendered once.
+
+        Raises BadRequest, PromptTooLong, EngineDied, EngineRefused.
+        """
+        self._check_room()
+        ready = await self._engine.wait_ready()
+        language = await self.language()
+        context = min(ready.context_length, ready.kv_tokens or ready.context_length)
+        prompts: dict[int, Prompt] = {}  # by the source's identity
+        prepared = []
+        for job in jobs:
+            prompt = prompts.get(id(job.source))
+            if prompt is None:
+                prompt = await self.in_thread(partial(_render, job.source, language, context))
+                prompts[id(job.source)] = prompt
+            prepared.append(self._checked(job, prompt, context, language))
+        return prepared
+
+    def _checked(self, job: Job, prompt: Prompt, context: int, language: Language) -> Prepared:
+        length = len(prompt.tokens)
+        if not length:
+            raise BadRequest("prompt: the model's tokenizer makes nothing of it", param="prompt")
+        if length >= context:
+            raise PromptTooLong(length, context)
+        wanted = job.max_tokens or context
+        room = min(context - length, self._settings.max_output_tokens or context)
+        if job.max_tokens is not None and wanted > room:
+            log.info("max_tokens %d is more than there is room for: %d", wanted, room)
+        sampling = sampling_params(
+            job.sampling,
+            language.defaults,
+            max_tokens=min(wanted, room),
+            vocab_size=language.dialect.vocab_size,
+            end_tokens=language.dialect.eos_token_ids,
+            logprobs=job.logprobs,
+            choice=job.choice,
+        )
+        return Prepared(job, prompt, Request(secrets.token_hex(12), prompt.tokens, sampling))
+
+    async def stream(self, prepared: Prepared, call: Call) -> AsyncGenerator[Chunk, None]:
+        """The answer's chunks, from Started to Finished. Closing it early cancels the request in the engine.
+
+        Raises EngineDied, EngineRefused.
+        """
+        self._check_room()
+        self._admitted += 1
+        try:
+            async with aclosing(self._run(prepared, call)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._admitted -= 1
+
+    def _check_room(self) -> None:
+        if self._admitted >= self._settings.limits.requests:
+            raise EngineRefused(f"{self._admitted} requests are waiting or running already", overloaded=True)
+
+    async def _run(self, prepared: Prepared, call: Call) -> AsyncGenerator[Chunk, None]:
+        answer = self._answer(prepared, await self.language())
+        record, outcome = call.begin(), "cancelled"
+        source: EngineStream | None = None
+        try:
+            source = await self._engine.submit(prepared.request)
+            while answer.finished is None:
+                chunks = answer.feed(await source.next())
+                record.saw(answer.usage)
+                if chunks and isinstance(chunks[-1], Finished):
+                    outcome = chunks[-1].reason
+                    source.close()  # at a stop string the engine is still at work: it is told before the client
+                for chunk in chunks:
+                    yield chunk
+        except Exception as error:
+            outcome = f"failed: {error}"
+            raise
+        finally:
+            if source is not None:
+                source.close()
+            record.end(outcome)
+
+    @staticmethod
+    def _answer(prepared: Prepared, language: Language) -> Answer:
+        job, prompt, dialect = prepared.job, prepared.prompt, language.dialect
+        chat = isinstance(job.source, Conversation)
+        return Answer(
+            decoder=dialect.decoder(),
+            parser=dialect.parser(job.source, prompt) if isinstance(job.source, Conversation) else PlainParser(),
+            prompt_tokens=len(prompt.tokens),
+            stops=job.stops,
+            one_call=job.one_call,
+            in_reasoning=chat and prompt.in_reasoning,
+        )
+
+
+def _render(source: Source, language: Language, context: int) -> Prompt:
+    from ftengine.dialect.base import Prompt
+
+    if isinstance(source, list):
+        _check_ids(source, language.dialect.vocab_size)
+        return Prompt("", source)
+    check_size(source, language.dialect, context)
+    if isinstance(source, str):
+        return Prompt(source, language.dialect.encode(source))
+    return language.dialect.render(source)
+
+
+def _check_ids(tokens: list[int], vocab_size: int) -> None:
+    if any(token >= vocab_size for token in tokens):
+        raise BadRequest(f"prompt: a token id is outside the vocabulary of {vocab_size}", param="prompt")

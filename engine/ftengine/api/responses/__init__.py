@@ -1,0 +1,3 @@
+from ftengine.api.responses.routes import routes
+
+__all__ = ["routes"]

@@ -1,0 +1,29 @@
+"""The real front (`ftengine.api.server.run`) with the byte dialect and the scripted engine.
+
+    python tests/api/serve_bytes.py SETTINGS_JSON
+
+Ends with status 3 and the sentence on standard error when the server refuses to start.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from ftengine.api.server import run
+from ftengine.api.settings import ServeSettings
+from ftengine.errors import FtError
+from tests.api.byte_dialect import open_bytes
+
+ENGINE = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run(msgspec.json.decode(sys.argv[1], type=ServeSettings), engine_command=ENGINE, language=open_bytes))
+    except FtError as error:
+        print(f"{type(error).__name__}: {error} [{error.next_step}]", file=sys.stderr)
+        sys.exit(3)
