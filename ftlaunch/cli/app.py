@@ -1,0 +1,82 @@
+"""The group `ft` and its entry point. Knows the commands by name only: a module is imported when its turn comes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from ftlaunch.cli.errors import report
+
+# name -> (module, one line for `ft --help`); each module holds a click command named `command`
+COMMANDS = {
+    "launch": ("ftlaunch.cli.launch", "Start a coding agent that a local model answers."),
+    "pull": ("ftlaunch.cli.pull", "Fetch a model into the store."),
+    "list": ("ftlaunch.cli.list", "Show the models in the store."),
+    "serve": ("ftlaunch.cli.serve", "Serve a model over HTTP until Ctrl-C."),
+    "ps": ("ftlaunch.cli.ps", "Show the running servers."),
+    "stop": ("ftlaunch.cli.stop", "Stop running servers."),
+    "version": ("ftlaunch.cli.version", "Show the version."),
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ftlaunch.cli.version import distribution_version
+
+        click.echo(f"ft {distribution_version()}")
+        ctx.exit()
+
+
+@click.group(
+    name="ft", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+)
+def ft() -> None:
+    """From nothing to a coding agent answered by a Mixture-of-Experts model on your own machine.
+
+    Start with: ft launch claude --model demo
+
+    FT_DEBUG=1 shows the traceback of an error. FT_HOME is the folder of models, logs and records.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0, 1 failed, 2 wrong usage, 130 interrupted, or an agent's own."""
+    try:
+        if os.name == "nt":
+            return _refuse_windows()
+        status = ft.main(args=None if arguments is None else list(arguments), prog_name="ft", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except Exception as error:
+        return report(error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refuse_windows() -> int:
+    click.echo("Error: ft runs on Linux, WSL2 and macOS, not on Windows itself.", err=True)
+    click.echo("Try:   wsl --install, then install ft inside WSL2", err=True)
+    return 1

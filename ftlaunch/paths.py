@@ -1,0 +1,53 @@
+"""Where ft keeps its files. FT_HOME, when set, stands for the user's data directory.
+
+models/<name>/       complete models (models/.partial-<name>-… while one is built)
+run/servers/         one record per running server
+run/logs/            logs of servers started in the background
+run/leases/<id>/     launches that use a server
+agents/              files that launch hands to agents
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """The root of everything below; not created by asking for it."""
+    chosen = os.environ.get("FT_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_data_path("ftlaunch", appauthor=False)
+
+
+def models() -> Path:
+    return home() / "models"
+
+
+def run() -> Path:
+    return home() / "run"
+
+
+def servers() -> Path:
+    return run() / "servers"
+
+
+def logs() -> Path:
+    return run() / "logs"
+
+
+def leases(server_id: str) -> Path:
+    return run() / "leases" / server_id
+
+
+def agents() -> Path:
+    return home() / "agents"
+
+
+def private(directory: Path) -> Path:
+    """The directory, made if need be, that only its owner can enter."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory

@@ -1,0 +1,97 @@
+"""Being a server: from options to the running front, with a record that others find it by."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Literal, cast
+
+from ftengine.errors import FtError
+from ftlaunch import paths
+from ftlaunch.servers import ports
+from ftlaunch.servers.options import ServeOptions
+from ftlaunch.servers.record import ServerRecord
+from ftlaunch.servers.registry import port_path, publish
+from ftlaunch.servers.start import log_path, new_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftengine.api.settings import ServeSettings
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve until stopped. Raises FtError when it cannot start."""
+    from ftlaunch.store import resolve
+
+    model_dir = resolve(options.model)
+    record = _record(options, model_dir, _port(options))
+    settings = _settings(options, record, model_dir)
+    from ftengine.api import server
+
+    with publish(record):
+        server.run(settings)
+
+
+def _port(options: ServeOptions) -> int:
+    """The port to ask for. One that is held: in the background 0, which is any free one, else FtError."""
+    try:
+        if options.port == 0 or ports.is_free(options.host, options.port):
+            return options.port
+    except OSError as error:
+        reason = f"this machine cannot listen on {options.host}: {error.strerror}"
+        raise FtError(reason, f"ft serve --model {options.model} --host 127.0.0.1") from error
+    if options.background is not None:
+        return 0
+    raise FtError(
+        f"port {options.port} is held by {ports.holder(options.port)}",
+        f"ft ps, or ft serve --model {options.model} --port {_free_port(options)}",
+    )
+
+
+def _free_port(options: ServeOptions) -> int:
+    """The next one above, as a suggestion; 0 when there is none near."""
+    near = range(options.port + 1, min(options.port + 100, 65536))
+    return next((port for port in near if ports.is_free(options.host, port)), 0)
+
+
+def _record(options: ServeOptions, model_dir: Path, port: int) -> ServerRecord:
+    from ftlaunch.store import canonical
+
+    server_id = options.background or new_id()
+    return ServerRecord(
+        id=server_id,
+        pid=os.getpid(),
+        host=options.host,
+        port=port,
+        model=canonical(options.model),
+        served_name=options.served_model_name or model_dir.name,
+        log=log_path(server_id) if options.background else None,
+        started=time.time(),
+        api_key=options.api_key,
+        lease_dir=paths.leases(server_id) if options.leased else None,
+    )
+
+
+def _settings(options: ServeOptions, record: ServerRecord, model_dir: Path) -> ServeSettings:
+    from ftengine.api.settings import ServeSettings
+    from ftengine.config import EngineConfig
+
+    engine = EngineConfig(
+        model_dir=str(model_dir),
+        dtype=cast(Literal["auto", "float32", "bfloat16"], options.dtype),
+        context=options.context,
+        max_running_requests=options.max_running_requests,
+        threads=options.threads,
+    )
+    return ServeSettings(
+        model_dir=str(model_dir),
+        served_name=record.served_name,
+        engine=engine,
+        host=record.host,
+        port=record.port,
+        api_key=record.api_key,
+        max_output_tokens=options.max_output_tokens,
+        lease_dir=None if record.lease_dir is None else str(record.lease_dir),
+        announce=str(port_path(record.id)),
+    )

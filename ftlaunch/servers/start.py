@@ -1,0 +1,137 @@
+"""Starting a server in the background."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ftengine.errors import FtError
+from ftlaunch import paths
+from ftlaunch.locks import locked
+from ftlaunch.servers.options import DEFAULT_PORT, ServeOptions
+from ftlaunch.servers.ports import holder
+from ftlaunch.servers.record import ServerRecord
+from ftlaunch.servers.registry import find, running
+
+LISTEN_SECONDS = 60.0  # from the start of the process to its listening port; usually half a second
+LOGS_KEPT = 20
+
+
+def start_background(
+    model: str,
+    *,
+    context: int | None = None,
+    max_output_tokens: int | None = None,
+    max_running_requests: int | None = None,
+    served_model_name: str | None = None,
+    port: int | None = None,
+    leased: bool = True,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> ServerRecord:
+    """A server of `model` that listens: the one that runs already, else a new one in a session of its own.
+
+    Any number of processes may call this at once; one server results. It returns as soon as the server listens,
+    before the model is loaded (`wait_ready`). `port` None: 1919, or a free one when that is held by another program
+    (`on_message` says so). `leased`: the server ends by itself when its last lease is gone.
+
+    Raises FtError when there is no such model, and, with the end of the server's log, when it does not start.
+    """
+    from ftlaunch.store import canonical, resolve
+
+    resolve(model)
+    waiting = f"Waiting for another ft that starts a server of {model}"
+    with locked(paths.run() / "start.lock", lambda: on_message(waiting)):
+        existing = find(model)
+        if existing is not None:
+            return existing
+        options = ServeOptions(
+            model=canonical(model),
+            port=DEFAULT_PORT if port is None else port,
+            served_model_name=served_model_name,
+            context=context,
+            max_output_tokens=max_output_tokens,
+            max_running_requests=max_running_requests,
+            background=new_id(),
+            leased=leased,
+        )
+        record = _start(options)
+    if record.port != options.port and options.port != 0:
+        on_message(f"Port {options.port} is held by {holder(options.port)}; the server listens on {record.port}")
+    return record
+
+
+def new_id() -> str:
+    return secrets.token_hex(6)
+
+
+def log_path(server_id: str) -> Path:
+    return paths.logs() / f"{server_id}.log"
+
+
+def _start(options: ServeOptions) -> ServerRecord:
+    assert options.background is not None
+    log = log_path(options.background)
+    paths.private(log.parent)
+    _remove_old_logs(log.parent)
+    process = _spawn(options, log)
+    deadline = time.monotonic() + LISTEN_SECONDS
+    while time.monotonic() < deadline:
+        for record in running():
+            if record.id == options.background:
+                return record
+        if process.poll() is not None:
+            raise _died(options.model, log)
+        time.sleep(0.05)
+    process.terminate()
+    raise FtError(f"the server of {options.model} did not listen within {LISTEN_SECONDS:.0f} s", f"see its log: {log}")
+
+
+def _spawn(options: ServeOptions, log: Path) -> subprocess.Popen[bytes]:
+    """In its own session, so that neither a closed terminal nor a Ctrl-C meant for the agent reaches it, and in our own
+    folder, where no file of the user's working directory can be imported. The key travels in the environment, which
+    only its owner can read.
+    """
+    environment = {**os.environ, "FT_HOME": str(paths.home()), "FT_API_KEY": secrets.token_urlsafe(32)}
+    environment["PYTHONSAFEPATH"] = "1"
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ftlaunch", "serve", *options.arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=fd,
+            stderr=fd,
+            cwd=paths.private(paths.run()),
+            env=environment,
+            start_new_session=True,
+        )
+    finally:
+        os.close(fd)
+    # It may outlive this process or end before: then somebody has to take note, or it stays as a zombie.
+    threading.Thread(target=process.wait, name="reap-server", daemon=True).start()
+    return process
+
+
+def _died(model: str, log: Path) -> FtError:
+    """What the server said last: its own error and next step when it gave one."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    said = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+    step = [line.removeprefix("Try:").strip() for line in lines if line.startswith("Try:")]
+    reason = (said or lines or ["it said nothing"])[-1]
+    return FtError(
+        f"the server of {model} did not start: {reason}", step[-1] if said and step else f"see its log: {log}"
+    )
+
+
+def _remove_old_logs(directory: Path) -> None:
+    """Keep the newest, and those of servers that run."""
+    used = {record.log for record in running()}
+    logs = sorted(directory.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in logs[LOGS_KEPT:]:
+        if path not in used:
+            path.unlink(missing_ok=True)

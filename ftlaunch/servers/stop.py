@@ -1,0 +1,60 @@
+"""Stopping a server and its engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from ftlaunch.servers.record import ServerRecord
+from ftlaunch.servers.registry import is_alive
+
+if TYPE_CHECKING:
+    import psutil
+
+
+def stop(record: ServerRecord, patience: float = 5.0) -> bool:
+    """End the server: politely, after `patience` seconds by force. False when it had ended before.
+
+    Raises PermissionError when it belongs to another user.
+    """
+    if not is_alive(record):
+        return False
+    family = _descendants(record.pid)
+    _signal(record.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience
+    while is_alive(record) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if is_alive(record):
+        _signal(record.pid, signal.SIGKILL)
+    _end(family)
+    return True
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _end(family: list[psutil.Process]) -> None:
+    """An engine whose front is gone ends by itself; one that hangs is killed."""
+    import psutil
+
+    _, left = psutil.wait_procs(family, timeout=2.0)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass

@@ -1,0 +1,50 @@
+"""Putting a model into the store, whole or not at all.
+
+A model is built in `models/.partial-<name>` and gets its name by one rename, after its bytes are on the disk. One
+process at a time works on a name; the lock is the kernel's and dies with its holder. `models/.fetch-<name>` keeps
+downloads, so that an interrupted pull does not fetch again what it had. Names that begin with a dot are no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftlaunch import paths
+from ftlaunch.locks import locked
+from ftlaunch.store import manifest
+from ftlaunch.store.files import remove, sync, sync_tree
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one model is built while its lock is held."""
+
+    name: str
+    final: Path
+    partial: Path  # becomes `final`
+    downloads: Path  # kept until the model is complete
+
+    def finish(self, recipe: str) -> None:
+        """Turn what was built in `partial` into the model."""
+        manifest.write(self.partial, recipe)
+        sync_tree(self.partial)
+        remove(self.final)
+        self.partial.rename(self.final)
+        sync(self.final.parent)
+        remove(self.downloads)
+
+
+@contextmanager
+def site(name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[Site]:
+    """An empty place to build `name` in, once no other process builds it. What an interrupted build left is removed."""
+    root = paths.private(paths.models())
+    with locked(root / f".lock-{name}", on_wait):
+        here = Site(name, root / name, root / f".partial-{name}", root / f".fetch-{name}")
+        remove(here.partial)
+        try:
+            yield here
+        finally:
+            remove(here.partial)

@@ -1,0 +1,27 @@
+"""`ft-model.json`: what a model in the store is made of, and how it was made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+NAME = "ft-model.json"
+
+
+def write(directory: Path, recipe: str) -> None:
+    """Describe the files of `directory`. `recipe` names the way they were made."""
+    files = {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != NAME}
+    text = json.dumps({"format": 1, "recipe": recipe, "files": files}, indent=2)
+    (directory / NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def is_complete(directory: Path, recipe: str) -> bool:
+    """Whether the model was made by `recipe` and every file is there in its full size. Reads no weights."""
+    try:
+        content = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        files = content["files"]
+        return bool(content["recipe"] == recipe) and all(
+            (directory / name).stat().st_size == size for name, size in files.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False

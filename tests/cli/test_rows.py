@@ -1,0 +1,88 @@
+"""Each command as typed: arguments, exit status, what is said where. In an empty FT_HOME."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ftlaunch.cli import main
+
+ROWS = [
+    # arguments, status, on stdout, on stderr
+    ([], 2, "", "Usage: ft"),
+    (["--help"], 0, "ft launch claude --model demo", ""),
+    (["-h"], 0, "Commands:", ""),
+    (["--version"], 0, "ft ", ""),
+    (["version"], 0, "Python", ""),
+    (["nothing"], 2, "", "No such command 'nothing'"),
+    (["doctor"], 2, "", "No such command"),
+    (["list"], 0, "", "The store is empty. Fetch a first model: ft pull demo"),
+    (["list", "--json"], 0, "[]", ""),
+    (["list", "extra"], 2, "", "unexpected extra argument"),
+    (["ps"], 0, "", "No server runs. Start one: ft serve --model demo"),
+    (["ps", "--json"], 0, "[]", ""),
+    (["stop"], 0, "", "No server runs."),
+    (["stop", "--all"], 0, "", "No server runs."),
+    (["stop", "--json"], 0, "[]", "No server runs."),
+    (["stop", "demo"], 1, "", "Error: no server of demo runs (running: none)\nTry:   ft ps\n"),
+    (["stop", "demo", "--all"], 2, "", "not both"),
+    (["pull"], 2, "", "Missing argument 'MODEL'"),
+    (["pull", "unknown"], 1, "", "Error: no model is called unknown (to fetch: demo)\nTry:   ft list, ft pull demo"),
+    (
+        ["pull", "org/name"],
+        1,
+        "",
+        "Error: org/name looks like a model on the Hugging Face Hub, which ft cannot fetch yet",
+    ),
+    (["pull", "./here"], 1, "", "nothing to fetch"),
+    (["serve"], 2, "", "Missing option '--model'"),
+    (["serve", "--model", "demo"], 1, "", "Error: the model demo is not in the store yet\nTry:   ft pull demo\n"),
+    (["serve", "--model", "./missing"], 1, "", "Error: there is no directory ./missing\n"),
+    (["serve", "--model", "demo", "--port", "70000"], 2, "", "--port"),
+    (["serve", "--model", "demo", "--port", "x"], 2, "", "--port"),
+    (["serve", "--model", "demo", "--context", "0"], 2, "", "--context"),
+    (["serve", "--model", "demo", "--max-running-requests", "-1"], 2, "", "--max-running-requests"),
+    (["serve", "--model", "demo", "--dtype", "int3"], 2, "", "--dtype"),
+    *[
+        ([name, "--help"], 0, "Usage: ft " + name, "")
+        for name in ("pull", "list", "serve", "ps", "stop", "version", "launch")
+    ],
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "out", "err"), ROWS, ids=[" ".join(row[0]) or "(none)" for row in ROWS]
+)
+def test_row(
+    arguments: list[str], status: int, out: str, err: str, ft_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == status
+    said = capsys.readouterr()
+    assert out in said.out
+    assert err in said.err
+    assert "Traceback" not in said.err
+    if status:
+        assert said.out == ""
+    if "--json" in arguments and status == 0:
+        json.loads(said.out)
+    assert not ft_home.exists(), "a command that only looks has made files"
+
+
+def test_a_server_that_needs_a_key_refuses_to_be_reachable_without(
+    ft_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FT_API_KEY", raising=False)
+    model = Path(__file__).parents[1] / "support" / "scripted_checkpoint"
+    assert main(["serve", "--model", str(model), "--host", "0.0.0.0", "--port", "0"]) == 1
+    said = capsys.readouterr().err
+    assert "Error: " in said
+    assert "key" in said
+    assert "--api-key" in said
+
+
+def test_native_windows_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftlaunch.cli.app.os.name", "nt")
+    assert main(["list"]) == 1
+    assert "WSL2" in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""What a person may type after --model, and what no name may do."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from ftengine.errors import FtError
+from ftlaunch.store import canonical, resolve
+from ftlaunch.store.listing import installed
+from ftlaunch.store.pull import pull
+
+
+def make_model(folder: Path, **config: object) -> Path:
+    folder.mkdir(parents=True)
+    content = {"architectures": ["MixtralForCausalLM"], "max_position_embeddings": 64, "vocab_size": 8, **config}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_directory_by_path_and_by_bare_name(tmp_path: Path, ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    for typed in (str(model), "./mine", "mine", f"{model}/", "../" + tmp_path.name + "/mine"):
+        assert resolve(typed) == model
+        assert canonical(typed) == str(model)
+
+
+def test_a_store_name_is_meant_before_a_directory(
+    tmp_path: Path, ft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = make_model(ft_home / "models" / "demo")
+    make_model(tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    assert resolve("demo") == stored
+    assert canonical("demo") == "demo"
+    assert resolve("./demo") == tmp_path / "demo"
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence", "step"),
+    [
+        ("demo", "not in the store yet", "ft pull demo"),
+        ("nothing", "no model is called nothing", "ft pull demo"),
+        ("org/name", "Hugging Face Hub, which ft cannot fetch yet", "--local-dir ./name && ft serve --model ./name"),
+        ("./missing", "there is no directory ./missing", "ft list"),
+        ("/", "holds no config.json", "ft list"),
+        ("x" * 300, "no model is called", ""),
+        ("a\0b", "no model is called", ""),
+        ("", "no model is called", ""),
+    ],
+)
+def test_what_is_said_of_others(ft_home: Path, typed: str, sentence: str, step: str) -> None:
+    with pytest.raises(FtError, match=sentence) as caught:
+        resolve(typed)
+    assert step in caught.value.next_step
+    assert "\n" not in str(caught.value)
+
+
+def test_hostile_names_write_nothing(tmp_path: Path, ft_home: Path) -> None:
+    """A thousand names of the kinds in use against path handling: each is refused, and no file appears anywhere."""
+    pieces = [
+        "..",
+        ".",
+        "/",
+        "\\",
+        "\0",
+        "CON",
+        "nul",
+        "demo",
+        "\u2025",
+        "\uff0e\uff0e",
+        "%2e%2e",
+        "a//b",
+        ":",
+        "x" * 300,
+        "~",
+        " ",
+    ]
+    chance = random.Random(5)
+    before = sorted(tmp_path.rglob("*"))
+    for _ in range(1000):
+        name = "".join(chance.choice(pieces) for _ in range(chance.randint(1, 6)))
+        if name.strip("/.") == "demo" or name == "demo":
+            continue
+        with pytest.raises(FtError):
+            pull(name)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_listing_shows_whole_models_only(ft_home: Path) -> None:
+    make_model(ft_home / "models" / "good")
+    make_model(ft_home / "models" / ".partial-other")
+    (ft_home / "models" / ".fetch-other").mkdir()
+    (ft_home / "models" / "broken").mkdir()
+    good, broken = sorted(installed(), key=lambda model: model.name != "good")
+    assert (good.name, good.architecture, good.context) == ("good", "MixtralForCausalLM", 64)
+    assert broken.architecture.startswith("unreadable: ")
+    with pytest.raises(FtError):
+        resolve(".partial-other")
+    with pytest.raises(FtError):
+        resolve("broken")

