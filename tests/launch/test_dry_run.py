@@ -1,0 +1,84 @@
+"""`--dry-run` prints all of it and touches nothing: the trees before and after are compared, and processes counted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.launch.place import AGENTS, Place, tree
+from tests.support.serving import SCRIPTED_CHECKPOINT, RunningServer
+
+MODEL = ("--model", str(SCRIPTED_CHECKPOINT))
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_touches_nothing(agent: str, place: Place) -> None:
+    before = tree(place.home.parent)
+    done = place.run("launch", agent, "--dry-run", *MODEL, "--", "-p", "hi", OPENAI_API_KEY="sk-user")
+    assert done.returncode == 0, done.stderr
+    assert tree(place.home.parent) == before
+    assert not place.ft_home.exists()
+    assert "OPENAI_API_KEY" in done.stdout
+    assert "sk-user" not in done.stdout
+    assert "Would start a server" in done.stdout
+    for heading in ("Environment set", "Environment removed", "Files", "Command", "Notes"):
+        assert heading in done.stdout
+
+
+def test_is_what_a_launch_then_does(place: Place, server: RunningServer) -> None:
+    place.environment["OTEL_EXPORTER"] = "x"
+    arguments = ("launch", "claude", "--server", server.url, "--", "-p", "hi")
+    planned = json.loads(place.run(*arguments[:2], "--dry-run", "--json", *arguments[2:]).stdout)
+    assert place.run(*arguments).returncode == 0
+    seen = place.seen()
+    assert planned["command"][1:] == seen["argv"]
+    assert planned["env_removed"] == ["OTEL_EXPORTER"]
+    assert planned["env_set"].items() <= seen["environment"].items()
+    added = seen["environment"].keys() - place.environment.keys() - planned["env_set"].keys()
+    assert added <= {"FT_LAUNCH_AGENT", "PWD", "SHLVL", "_", "OLDPWD", "LC_CTYPE"}  # the others are /bin/sh's
+
+
+def test_secrets_are_masked(place: Place, server: RunningServer) -> None:
+    users = json.dumps({"provider": {"mine": {"options": {"apiKey": "sk-in-json"}}}})
+    for agent in AGENTS:
+        done = place.run(
+            "launch", agent, "--dry-run", "--json", "--server", server.url,
+            FT_API_KEY="key-of-mine", OPENCODE_CONFIG_CONTENT=users,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "key-of-mine" not in done.stdout
+        assert "sk-in-json" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("agent", "arguments", "said"),
+    [
+        ("claude", ("--model", "demo"), "ft pull demo"),
+        ("claude", (), "ft pull demo"),
+        ("claude", (*MODEL, "--context", "8192"), "lean form"),
+        ("codex", (*MODEL, "--strip", "all"), "AWS_PROFILE"),
+    ],
+)
+def test_says(agent: str, arguments: tuple[str, ...], said: str, place: Place) -> None:
+    done = place.run("launch", agent, "--dry-run", *arguments, AWS_PROFILE="work")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+
+
+def test_missing_agent_is_said_and_not_installed(place: Place) -> None:
+    (place.bin / "codex").unlink()
+    done = place.run("launch", "codex", "--dry-run", *MODEL, PATH=f"{place.bin}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    assert "npm install --prefix" in done.stdout
+    assert not place.ft_home.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--model", "nope"), "nope"), ((*MODEL, "--context", "1000"), "11,900")],
+)
+def test_refuses_what_a_launch_refuses(arguments: tuple[str, ...], said: str, place: Place) -> None:
+    done = place.run("launch", "claude", "--dry-run", *arguments)
+    assert done.returncode == 1
+    assert said in done.stderr

@@ -1,0 +1,88 @@
+"""Servers that launches start, share, leave and lose: real ones, with the scripted model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.place import Place, is_alive, until
+from tests.support.serving import SCRIPTED_CHECKPOINT
+
+LAUNCH = ("launch", "claude", "--model", str(SCRIPTED_CHECKPOINT))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(place: Place) -> Iterator[None]:
+    yield
+    place.run("stop", "--all")
+
+
+def waiting(place: Place, name: str) -> tuple[subprocess.Popen[str], Path]:
+    """A launch whose agent runs until `<report>.go` appears."""
+    report = place.report.with_name(name)
+    return place.start(*LAUNCH, DOUBLE_DOES="wait", DOUBLE_REPORT=str(report)), report
+
+
+def end(process: subprocess.Popen[str], report: Path) -> None:
+    report.with_suffix(".go").touch()
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 0, error
+
+
+def test_two_launches_share_one_server_and_the_last_one_stops_it(place: Place) -> None:
+    first, first_report = waiting(place, "first")
+    second, second_report = waiting(place, "second")
+    addresses = {place.seen(report)["environment"]["ANTHROPIC_BASE_URL"] for report in (first_report, second_report)}
+    assert len(addresses) == 1
+    [server] = place.servers()
+    assert (server["url"], server["launches"]) == (addresses.pop(), 2)
+    assert Path(server["log"]).is_relative_to(place.ft_home)
+    end(first, first_report)
+    until(lambda: [s["launches"] for s in place.servers()] == [1], "the first launch leaves")
+    end(second, second_report)
+    until(lambda: place.servers() == [], "the server ends with the last launch", 15)
+    assert not is_alive(server["pid"])
+
+
+def test_server_outlives_neither_a_killed_launch_nor_its_agent(place: Place) -> None:
+    process, report = waiting(place, "killed")
+    seen = place.seen(report)
+    [server] = place.servers()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    until(lambda: place.servers() == [], "the server ends by itself", 15)
+    until(lambda: not is_alive(server["pid"]), "its process too", 15)
+    assert not is_alive(seen["pid"])
+
+
+def test_interrupted_while_the_server_starts(place: Place) -> None:
+    process = place.start(*LAUNCH)
+    until(lambda: place.servers() != [], "a server starts")
+    [server] = place.servers()
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=15)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert not place.report.exists()
+    until(lambda: place.servers() == [] and not is_alive(server["pid"]), "the server ends", 15)
+
+
+def test_keep_leaves_the_server_and_the_next_launch_finds_it(place: Place) -> None:
+    assert place.run(*LAUNCH, "--keep").returncode == 0
+    [server] = place.servers()
+    key = place.seen()["environment"]["ANTHROPIC_AUTH_TOKEN"]
+    assert len(key) > 20
+    without_model = place.run("launch", "codex", "--context", "999999")
+    assert without_model.returncode == 1
+    assert "--context asks for 999,999" in without_model.stderr
+    assert place.run("launch", "codex").returncode == 0
+    assert place.seen()["environment"]["FT_API_KEY"] == key
+    assert [s["pid"] for s in place.servers()] == [server["pid"]]
+    planned = place.run("launch", "claude", "--dry-run", "--json")
+    assert server["url"] in planned.stdout
+    assert key not in planned.stdout
