@@ -62,8 +62,8 @@ def _ready(
 
     for _ in range(ATTEMPTS):
         shared = find(model)
-        record = shared or _start(model, request, talk)
-        with contextlib.suppress(ServerLeaving):
+        with contextlib.ExitStack() as starting, contextlib.suppress(ServerLeaving):
+            record = shared or _start(model, request, talk, starting)
             held.enter_context(join(record))
             break
     else:
@@ -74,11 +74,11 @@ def _ready(
         return record, wait_ready(record, show)
 
 
-def _start(model: str, request: LaunchRequest, talk: Talk) -> ServerRecord:
+def _start(model: str, request: LaunchRequest, talk: Talk, hold: contextlib.ExitStack) -> ServerRecord:
     from ftlaunch.servers import start_background
 
     talk.say(f"Starting a server of {model}")
-    record = start_background(model, context=request.context, leased=not request.keep, on_message=talk.say)
+    record = start_background(model, context=request.context, leased=not request.keep, hold=hold, on_message=talk.say)
     if record.log is not None:
         talk.say(f"Its log: {record.log}")
     return record

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from ftengine.errors import FtError
@@ -32,16 +33,19 @@ def start_background(
     served_model_name: str | None = None,
     port: int | None = None,
     leased: bool = True,
+    hold: ExitStack | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> ServerRecord:
     """A server of `model` that listens: the one that runs already, else a new one in a session of its own.
 
     Any number of processes may call this at once; one server results. It returns as soon as the server listens,
     before the model is loaded (`wait_ready`). `port` None: 1919, or a free one when that is held by another program
-    (`on_message` says so). `leased`: the server ends by itself when its last lease is gone.
+    (`on_message` says so). `leased`: the server ends by itself when its last lease is gone. `hold` gets a lease that is
+    taken before a process is started, so that a caller who is interrupted before it can join leaves no server behind.
 
     Raises FtError when there is no such model, and, with the end of the server's log, when it does not start.
     """
+    from ftengine.leases import acquire
     from ftlaunch.store import canonical, resolve
 
     resolve(model)
@@ -50,6 +54,7 @@ def start_background(
         existing = find(model)
         if existing is not None:
             return existing
+        server_id = new_id()
         options = ServeOptions(
             model=canonical(model),
             port=DEFAULT_PORT if port is None else port,
@@ -57,9 +62,11 @@ def start_background(
             context=context,
             max_output_tokens=max_output_tokens,
             max_running_requests=max_running_requests,
-            background=new_id(),
+            background=server_id,
             leased=leased,
         )
+        if leased and hold is not None:
+            hold.enter_context(acquire(paths.leases(server_id)))
         record = _start(options)
     if record.port != options.port and options.port != 0:
         on_message(f"Port {options.port} is held by {holder(options.port)}; the server listens on {record.port}")

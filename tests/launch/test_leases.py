@@ -46,7 +46,7 @@ def test_two_launches_share_one_server_and_the_last_one_stops_it(place: Place) -
     until(lambda: [s["launches"] for s in place.servers()] == [1], "the first launch leaves")
     end(second, second_report)
     until(lambda: place.servers() == [], "the server ends with the last launch", 15)
-    assert not is_alive(server["pid"])
+    until(lambda: not is_alive(server["pid"]), "its process too", 15)
 
 
 def test_server_outlives_neither_a_killed_launch_nor_its_agent(place: Place) -> None:

@@ -57,3 +57,27 @@ def test_never_less_than_a_page() -> None:
     budget.halve()
     budget.measured(16, 100)
     assert budget.tokens == 16
+
+
+@pytest.mark.parametrize("fixed", [0.3, 0.6, 1.0])
+def test_a_large_fixed_part_does_not_shrink_chunks_to_nothing(fixed: float) -> None:
+    """Busy cores: the engine is idle-fast first, then each step gets a fixed part near the bound."""
+    budget, per_token = PrefillBudget(2048, 16, 0.8), 0.01
+    for _ in range(10):
+        budget.measured(budget.tokens, 2e-3 * budget.tokens)
+    seconds, tokens = [], []
+    for _ in range(30):
+        tokens.append(budget.tokens)
+        seconds.append(fixed + per_token * budget.tokens)
+        budget.measured(tokens[-1], seconds[-1])
+    assert max(seconds[5:]) <= 0.8 * 4
+    assert sum(tokens[5:]) / sum(seconds[5:]) >= 0.5 / per_token  # at least half the speed of endless chunks
+
+
+def test_it_recovers_when_the_cores_are_free_again() -> None:
+    budget = PrefillBudget(2048, 16, 0.8)
+    for _ in range(20):
+        budget.measured(budget.tokens, 0.6 + 0.01 * budget.tokens)
+    for _ in range(20):
+        budget.measured(budget.tokens, 0.01 + 2e-3 * budget.tokens)
+    assert 0.5 <= 0.01 + 2e-3 * budget.tokens <= 0.85

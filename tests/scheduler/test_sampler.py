@@ -185,6 +185,16 @@ def test_masked_tokens_are_never_chosen() -> None:
         assert sample(row, [SamplingState(settings, [], V)])[0].token == 7
 
 
+@pytest.mark.parametrize("uniform", [0.0, 0.5, math.nextafter(1.0, 0.0)])
+def test_the_ends_of_the_unit_interval_choose_no_masked_token(uniform: float) -> None:
+    row = torch.full((1, V), -math.inf)
+    row[0, 5], row[0, 9] = 1.0, 1.0
+    for settings in (params(), params(top_k=30), params(top_p=0.999), params(min_p=0.5)):
+        state = SamplingState(settings, [], V)
+        state.generator = Fixed(uniform)
+        assert sample(row, [state])[0].token in (5, 9)
+
+
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e6])
 def test_extreme_temperatures(temperature: float) -> None:
     rows = 100 * logits(3, rows=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 from ftengine import leases
 
@@ -14,7 +15,7 @@ LOOKS_WITHOUT = 2  # in a row: one launch may leave as the next one comes
 async def last_lease_ended(folder: str, grace: float) -> None:
     """Returns when, after the first lease, none is held any more, or when none came within `grace` seconds."""
     started = time.monotonic()
-    seen = False
+    seen = Path(folder).exists()  # the first lease makes it, often before the server runs
     without = 0
     while True:
         if leases.held(folder):
