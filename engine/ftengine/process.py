@@ -23,6 +23,8 @@ from ftengine.wire import Fatal, Loading
 GRACE_SECONDS = 0.3  # for the step or the loading that runs when the end comes
 PROGRESS_SECONDS = 0.05  # least time between two Loading frames of one stage
 
+LOG_FORMAT, LOG_TIME = "%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"  # as the front's: both fill one log
+
 log = logging.getLogger("ftengine")
 
 
@@ -36,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the kernel's way out works in the middle of any computation
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=LOG_TIME, stream=sys.stderr)
     channel = Channel(socket.socket(fileno=options.fd), on_end=_end_soon)
     try:
         channel.send([Loading("starting the engine", 0.0)])
@@ -56,9 +58,9 @@ def run(config_json: str, channel: Channel) -> int:
     except FrontGone:
         raise
     except Exception as error:
-        fatal = describe(error)
-        log.error(fatal.message, exc_info=error if os.environ.get("FT_DEBUG") else None)
-        channel.send([fatal])
+        if os.environ.get("FT_DEBUG"):
+            log.error("the engine cannot start", exc_info=error)
+        channel.send([describe(error)])  # the front says it
         return 1
     channel.send([ready])
     from ftengine.scheduler.loop import serve

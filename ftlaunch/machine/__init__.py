@@ -1,0 +1,1 @@
+"""What this machine can do: probes, measured bandwidths, predictions. Its first room is the doctor, still to come."""

@@ -134,6 +134,8 @@ STRUCTURE = [
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
     (CHAT, {"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
     (CHAT, {"messages": [USER], "tool_choice": "maybe"}, "tool_choice"),
+    (CHAT, {"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
+    (MESSAGES, {"messages": [USER], "tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
     (CHAT, {"messages": [USER], "n": 10**6}, "n"),
     (CHAT, {"messages": [USER], "n": 0}, "n"),
     (CHAT, {"messages": [USER], "stop": ["x"] * 10**5}, "stop"),

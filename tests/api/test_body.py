@@ -17,7 +17,17 @@ from ftengine.api.oversize import check_size
 from ftengine.api.sampling import SamplingFields, sampling_params
 from ftengine.api.settings import Limits
 from ftengine.api.sse import event
-from ftengine.conversation import Conversation, Message, Text, ToolSpec
+from ftengine.conversation import (
+    Conversation,
+    Image,
+    Message,
+    Part,
+    Text,
+    ToolCall,
+    ToolReference,
+    ToolResult,
+    ToolSpec,
+)
 from ftengine.errors import BadRequest, PromptTooLong, TooLarge
 from tests.api.byte_dialect import ByteDialect
 from tests.api.sse_reader import Frame, frames
@@ -87,6 +97,17 @@ def test_frames_survive_any_text_and_any_cut(text: str, size: int) -> None:
     assert list(frames(cut)) == [Frame("name", {"text": text}), Frame(None, {"text": text})]
 
 
+# A small body may stand for a large prompt: each reference to a deferred tool writes its whole definition.
+DEFERRED = ToolSpec("t", parameters={"x": "y" * 100_000}, deferred=True)
+TOO_LONG_IN_OTHER_PARTS: tuple[tuple[Part, ...], ...] = (
+    (ToolCall("1", "t", {"x": "y" * 1_200_000}),),
+    (ToolCall("1", "t", "y" * 1_200_000),),
+    (ToolResult("1", (ToolReference("t"),) * 100_000),),
+    (Image("image"),) * 40_000,
+    (Text("y" * 30),) * 60_000,
+)
+
+
 def test_a_prompt_far_too_long_is_not_tokenized_to_its_end() -> None:
     class Counting(ByteDialect):
         seen = 0
@@ -104,6 +125,9 @@ def test_a_prompt_far_too_long_is_not_tokenized_to_its_end() -> None:
     tools = Conversation((), (ToolSpec("t", parameters={"x": "y" * 1_200_000}),))
     with pytest.raises(PromptTooLong):
         check_size(tools, dialect, 40_000)
+    for parts in TOO_LONG_IN_OTHER_PARTS:
+        with pytest.raises(PromptTooLong):
+            check_size(Conversation((Message("user", parts),), (DEFERRED,)), dialect, 40_000)
     dialect.seen = 0
     check_size("x" * 200_000, dialect, 40_000)
     assert dialect.seen == 0, "what may fit is left to the real rendering"

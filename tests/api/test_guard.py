@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,9 +52,12 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontProcess]:
 def test_who_may_ask(shared_front: FrontProcess, headers: dict[str, str], status: int) -> None:
     before = len(shared_front.engine_events("submit"))
     with shared_front.client() as client:
+        refused = client.get("/v1/stats").json()["refused"]
         content = httpx.Request("POST", "http://x", json=simple(CHAT, script(say="a"))).content
         response = client.post(CHAT, content=content, headers={"content-type": "application/json", **headers})
+        counted = client.get("/v1/stats").json()["refused"]
     assert response.status_code == status, response.text
+    assert counted.get(str(status), 0) == refused.get(str(status), 0) + (status != 200)
     assert not [name for name in response.headers if name.startswith("access-control-")]
     if status != 200:
         assert response.json()["error"]["message"]
@@ -97,13 +101,18 @@ def test_key(locked: FrontProcess, headers: dict[str, bytes], status: int) -> No
 
 def test_key_refusal_in_each_envelope(locked: FrontProcess) -> None:
     with locked.client() as client:
-        ours = client.post("/v1/messages", json={}).json()
-        assert ours["error"]["type"] == "authentication_error"
+        ours = client.post("/v1/messages", json={})
+        assert ours.json()["error"]["type"] == "authentication_error"
+        assert ours.headers["www-authenticate"] == "Bearer", "RFC 9110, 15.5.2"
         assert client.post(CHAT, json={}).json()["error"]["type"] == "authentication_error"
 
 
 def test_addresses_but_no_names_on_a_wildcard_bind(tmp_path: Path) -> None:
-    guard = Guard(app=None, settings=settings(tmp_path, host="0.0.0.0", api_key="k", allowed_hosts=("box.lan",)))
+    guard = Guard(
+        app=None,
+        settings=settings(tmp_path, host="0.0.0.0", api_key="k", allowed_hosts=("box.lan",)),
+        refused=Counter(),
+    )
     for name, allowed in {"10.1.2.3": True, "box.lan:80": True, "localhost": True, "evil.com": False}.items():
         scope = {
             "type": "http",
@@ -126,3 +135,9 @@ def test_no_bind_beyond_loopback_without_a_key(tmp_path: Path, host: str) -> Non
     assert "an API key is needed" in running.log()
     assert "--api-key" in running.log()
     assert not running.engine_events("start")
+
+
+def test_no_start_with_a_key_that_no_client_can_send(tmp_path: Path) -> None:
+    running = spawn(tmp_path / "model", api_key="  ")
+    assert running.process.wait(20) == 3
+    assert "the API key is blank" in running.log()

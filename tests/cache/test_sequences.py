@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -245,3 +247,35 @@ def test_the_integrity_check_wants_every_running_sequence() -> None:
     assert cache.admit(sequence)
     with pytest.raises(AssertionError, match="does not run"):
         cache.check_integrity([])
+
+
+@pytest.mark.parametrize("says", ["a page is leaked", "a reference is leaked", "a state slot is leaked"])
+def test_the_idle_check_finds_leaks(says: str) -> None:
+    cache = make_cache(slots=6)
+    sequence = make_sequence(list(range(13)))
+    assert cache.admit(sequence)
+    compute(cache, sequence, 12)
+    compute(cache, sequence, 1)
+    with pytest.raises(AssertionError, match="does not run"):
+        cache.check_idle()
+    cache.release(sequence)
+    cache.check_idle()
+    BREAKS[says](cache, sequence)
+    with pytest.raises(AssertionError, match=says):
+        cache.check_idle()
+
+
+def test_the_idle_check_does_not_look_at_every_page() -> None:
+    """It stands between one request and the next: with a full cache of many pages the next one must not wait."""
+    cache = make_cache(pages=20_000)
+    sequence = make_sequence(list(range(80_000)))
+    assert cache.admit(sequence)
+    compute(cache, sequence, 80_000)
+    cache.release(sequence)
+    begun = time.perf_counter()
+    cache.check_integrity([])
+    whole = time.perf_counter() - begun
+    begun = time.perf_counter()
+    for _ in range(10):
+        cache.check_idle()
+    assert time.perf_counter() - begun < whole

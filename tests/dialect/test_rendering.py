@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -166,3 +168,16 @@ def test_front_stays_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_long_prompt_that_is_being_encoded_lets_other_threads_run() -> None:
+    """The thread that carries all streams is one of them."""
+    dialect, text = small_dialect(demo_template()), "one word and other things, " * 40_000
+    stamps = [time.perf_counter()]
+    encoding = threading.Thread(target=dialect.encode, args=(text,))
+    encoding.start()
+    while encoding.is_alive():
+        time.sleep(0.001)
+        stamps.append(time.perf_counter())
+    longest = max(after - before for before, after in itertools.pairwise(stamps))
+    assert longest < (stamps[-1] - stamps[0]) / 2

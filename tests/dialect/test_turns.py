@@ -116,6 +116,20 @@ def test_ids_that_repeat_in_later_rounds_stay_in_their_round() -> None:
     assert [text for role, text in short(turns(talk(*rounds))) if role == "tool"] == ["first", "second"]
 
 
+def test_results_without_an_id_answer_in_order() -> None:
+    calls = [call(str(number), name, {}) for number, name in enumerate("abc")]
+    found = turns(talk(say("assistant", *calls), result("1", "two"), result("", "one"), result("", "three")))
+    assert [text for role, text in short(found) if role == "tool"] == ["one", "two", "three"]
+
+
+@pytest.mark.timeout(30)  # matched pair by pair, these take many minutes
+def test_very_many_calls_and_results_in_the_opposite_order() -> None:
+    numbers = range(30_000)
+    calls = (call(f"call_{number}", "a", {}) for number in numbers)
+    found = turns(talk(say("assistant", *calls), *(result(f"call_{n}", str(n)) for n in reversed(numbers))))
+    assert [text for role, text in short(found) if role == "tool"] == [str(number) for number in numbers]
+
+
 def test_pieces_of_one_assistant_turn_merge() -> None:
     found = turns(
         talk(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,11 +22,11 @@ log = logging.getLogger("ftengine.api")
 
 
 def build_app(front: Front) -> Starlette:
-    def answer(request: Request, found: Problem) -> Response:
+    def answer(request: Request, found: Problem, headers: Mapping[str, str] | None = None) -> Response:
         status, body = envelope(request.url.path, found)
         front.totals.refused[str(status)] += 1
         log.info("%s %s %s: %d %s", request.method, request.url.path[:100], client_name(request), status, found.message)
-        return json_response(body, status)
+        return json_response(body, status, headers)
 
     async def on_fault(request: Request, error: Exception) -> Response:
         return answer(request, problem(error))
@@ -33,7 +34,8 @@ def build_app(front: Front) -> Starlette:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = {404: "not found", 405: "this method is not allowed here"}.get(error.status_code, error.detail)
-        return answer(request, Problem(error.status_code, f"{text}: {request.method} {request.url.path[:200]}"))
+        found = Problem(error.status_code, f"{text}: {request.method} {request.url.path[:200]}")
+        return answer(request, found, error.headers)  # of a 405: Allow
 
     async def on_left(request: Request, error: Exception) -> Response:
         log.info("%s %s: the client left", request.url.path[:100], client_name(request))
@@ -42,7 +44,7 @@ def build_app(front: Front) -> Starlette:
     modules = (control, anthropic, chat, completions, responses)
     app = Starlette(
         routes=[route for module in modules for route in module.routes(front)],
-        middleware=[Middleware(Guard, settings=front.settings)],
+        middleware=[Middleware(Guard, settings=front.settings, refused=front.totals.refused)],
         exception_handlers={FtError: on_fault, HTTPException: on_http, ClientLeft: on_left, Exception: on_fault},
     )
     app.router.redirect_slashes = False

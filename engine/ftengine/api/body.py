@@ -3,18 +3,30 @@ its field."""
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import re
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
+from ftengine.api.http import read_body
 from ftengine.api.settings import Limits
 from ftengine.errors import BadRequest, TooLarge
 
 T = TypeVar("T")
 
 PIECE = 1 << 20  # bytes
+AT_ONCE = 1 << 20  # bytes; a longer body is decoded in a thread, for it may take seconds
+
+
+async def read(request: Request, kind: type[T], limits: Limits) -> T:
+    """The request's body. Raises BadRequest, TooLarge or ClientLeft."""
+    raw = await read_body(request)
+    if len(raw) <= AT_ONCE:
+        return decode(raw, kind, limits)
+    return await asyncio.to_thread(decode, raw, kind, limits)
 
 
 def decode(raw: bytes | bytearray, kind: type[T], limits: Limits) -> T:

@@ -1,4 +1,4 @@
-"""Endpoints that ask no model: /health, /v1/models, /v1/stats, and the probes that clients send."""
+"""Endpoints that ask no model: /health, /v1/models, /v1/stats, /openapi.json, and the probes that clients send."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ftengine.api import description
 from ftengine.api.front import SCHEMA_VERSION, Front, context_length
 from ftengine.api.http import json_response
 
@@ -42,6 +43,10 @@ def routes(front: Front) -> list[Route]:
     async def stats(request: Request) -> Response:
         return json_response(await _stats(front))
 
+    async def openapi(request: Request) -> Response:
+        keyed = front.settings.api_key is not None
+        return Response(description.document(keyed=keyed), media_type="application/json")
+
     return [
         Route("/health", health, methods=["GET"]),
         Route("/", root, methods=["GET"]),
@@ -49,6 +54,7 @@ def routes(front: Front) -> list[Route]:
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{id:path}", model, methods=["GET"]),
         Route("/v1/stats", stats, methods=["GET"]),
+        Route(description.PATH, openapi, methods=["GET"]),
     ]
 
 

@@ -210,7 +210,8 @@ class EngineClient:
             while (message := await self._process.receive()) is not None:
                 if isinstance(message, wire.Fatal):
                     last_word = FtError(message.message, message.next_step)
-                    log.error("the engine: %s", message.message)
+                    if self.ready is not None:  # else it is the reason why the server ends, and said then
+                        log.error("the engine: %s", message.message)
                 else:
                     self._take(message)
         finally:

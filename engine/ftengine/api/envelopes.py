@@ -8,9 +8,31 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypedDict
 
 from ftengine.errors import EngineDied, EngineRefused, NotFound, PromptTooLong, RequestError
+
+
+class AnthropicDetail(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicDetail
+    request_id: str
+
+
+class OpenAIDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(TypedDict):
+    error: OpenAIDetail
 
 
 @dataclass(frozen=True)
@@ -63,7 +85,7 @@ def anthropic_status(status: int) -> int:
     return 529 if status == 503 else status
 
 
-def anthropic_body(found: Problem) -> dict[str, Any]:
+def anthropic_body(found: Problem) -> AnthropicError:
     message = found.message
     if found.tokens:
         message = f"prompt is too long: {found.tokens[0]} tokens > {found.tokens[1]} maximum"
@@ -78,7 +100,7 @@ def anthropic_body(found: Problem) -> dict[str, Any]:
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
 
 
-def openai_error(found: Problem) -> dict[str, Any]:
+def openai_error(found: Problem) -> OpenAIDetail:
     """The inner object, which Responses' `response.failed` carries too."""
     message = found.message
     if found.tokens:
@@ -90,11 +112,11 @@ def openai_error(found: Problem) -> dict[str, Any]:
     return {"message": message, "type": kind, "param": found.param, "code": found.code}
 
 
-def openai_body(found: Problem) -> dict[str, Any]:
+def openai_body(found: Problem) -> OpenAIError:
     return {"error": openai_error(found)}
 
 
-def envelope(path: str, found: Problem) -> tuple[int, dict[str, Any]]:
+def envelope(path: str, found: Problem) -> tuple[int, AnthropicError | OpenAIError]:
     """Status and body for the API that `path` belongs to."""
     if is_anthropic(path):
         return anthropic_status(found.status), anthropic_body(found)

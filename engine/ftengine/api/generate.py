@@ -19,7 +19,6 @@ from ftengine.api.answer import Answer, Chunk, Finished, PlainParser
 from ftengine.api.calls import Call
 from ftengine.api.engine_client import EngineClient, EngineStream
 from ftengine.api.language import Language
-from ftengine.api.oversize import check_size
 from ftengine.api.sampling import SamplingFields, sampling_params
 from ftengine.api.settings import ServeSettings
 from ftengine.conversation import Conversation
@@ -204,6 +203,8 @@ class Generator:
 
 
 def _render(source: Source, language: Language, context: int) -> Prompt:
+    # Here, because the dialect brings jinja2 and tokenizers, which the front must not wait for at its start.
+    from ftengine.api.oversize import check_size
     from ftengine.dialect.base import Prompt
 
     if isinstance(source, list):
@@ -212,6 +213,9 @@ def _render(source: Source, language: Language, context: int) -> Prompt:
     check_size(source, language.dialect, context)
     if isinstance(source, str):
         return Prompt(source, language.dialect.encode(source))
+    choice = source.tool_choice
+    if choice.mode == "named" and all(tool.name != choice.name for tool in source.tools):
+        raise BadRequest(f"tool_choice: no tool is named {choice.name[:100]!r}", param="tool_choice")
     return language.dialect.render(source)
 
 

@@ -12,6 +12,7 @@ import hmac
 import ipaddress
 import logging
 import socket
+from collections import Counter
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -25,7 +26,7 @@ from ftengine.errors import BadRequest, Forbidden, FtError, TooLarge
 log = logging.getLogger("ftengine.api")
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN_PATHS = frozenset({"/", "/health", "/api/hello"})  # say nothing that needs a key
+OPEN_PATHS = frozenset({"/", "/health", "/api/hello", "/openapi.json"})  # say nothing that needs a key
 
 
 class UnsupportedMedia(BadRequest):
@@ -33,10 +34,12 @@ class UnsupportedMedia(BadRequest):
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServeSettings, refused: Counter[str]) -> None:
+        """refused: requests by HTTP status, for /v1/stats."""
         self._app = app
         self._settings = settings
-        self._key = _digest(settings.api_key.encode()) if settings.api_key is not None else None
+        self._refused = refused
+        self._key = _digest(settings.api_key.strip().encode()) if settings.api_key is not None else None
         self._wildcard = is_wildcard(settings.host)
         names = {settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
         if self._wildcard:
@@ -50,8 +53,10 @@ class Guard:
             self._check(scope)
         except FtError as error:
             status, body = envelope(scope["path"], problem(error))
+            self._refused[str(status)] += 1
             log.info("%s %s: refused, %d %s", scope["method"], scope["path"][:100], status, error)
-            await json_response(body, status)(scope, receive, send)
+            headers = {"www-authenticate": "Bearer"} if status == 401 else None
+            await json_response(body, status, headers)(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
 
@@ -62,7 +67,7 @@ class Guard:
         self._check_origin(headers, scope)
         if self._key is not None and scope["path"] not in OPEN_PATHS:
             self._check_key(headers)
-        if scope["method"] in ("POST", "PUT", "PATCH"):
+        if scope["method"] == "POST":  # no route reads a body of another method
             media = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json":
                 raise UnsupportedMedia("send the body as Content-Type: application/json")

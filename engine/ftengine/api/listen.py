@@ -11,8 +11,10 @@ from ftengine.errors import ConfigError
 
 
 def bind(settings: ServeSettings) -> socket.socket:
-    """Raises ConfigError: not loopback and no key, no such address or port, port in use."""
+    """Raises ConfigError: a blank key, not loopback and no key, no such address or port, port in use."""
     host, port = settings.host, settings.port
+    if settings.api_key is not None and not settings.api_key.strip():
+        raise ConfigError("the API key is blank, which no client can send", "ft serve --api-key KEY, or leave it out")
     if not is_loopback(host) and not settings.api_key:
         raise ConfigError(
             f"{host or 'every address'} can be reached from other machines, so an API key is needed",

@@ -115,6 +115,14 @@ class SequenceCache:
         while self._evict_page():
             pass
 
+    def check_idle(self) -> None:
+        """With nothing running: raises AssertionError if a count shows a leak; as quick for a full cache."""
+        assert not self._deepest, "a sequence that does not run holds a place in the tree"
+        assert not self._moving, "a sequence that does not run holds a snapshot"
+        assert not self.tree.referenced, "a reference is leaked"
+        assert self.pages.used_count == self.tree.size, "a page is leaked"
+        assert self.slots.used_count == len(self.tree.snapshots), "a state slot is leaked"
+
     def check_integrity(self, running: list[Sequence]) -> None:
         """Raises AssertionError if a page, slot or reference is leaked, shared wrongly or counted wrongly."""
         nodes = self.tree.nodes()

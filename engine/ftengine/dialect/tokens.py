@@ -79,7 +79,8 @@ class TokenCodec:
             piece = " " + piece
         found = self._pieces.get(piece)
         if found is None:
-            found = self._tokenizer.encode(piece, add_special_tokens=False).ids
+            # A batch of one: `encode` would hold the interpreter's lock, and every stream, for as long as it takes.
+            found = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids
             self._pieces.put(piece, found)
         return found
 

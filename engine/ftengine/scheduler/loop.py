@@ -50,6 +50,6 @@ def handle(engine: Engine, message: ToEngine) -> list[ToFront]:
 def check(engine: Engine) -> None:
     """With nothing running every page and slot is free or cached. A leak costs memory, not answers: it is logged."""
     try:
-        engine.scheduler.check_integrity()
+        engine.scheduler.check_idle()
     except AssertionError as error:
         log.error("the cache's books are wrong: %s", error)

@@ -71,6 +71,12 @@ class Scheduler:
         self._blocked = False
         job.sequence.status = SequenceStatus.FINISHED
 
+    def check_idle(self) -> None:
+        """With no job: raises AssertionError if something is leaked; see SequenceCache.check_idle."""
+        assert not self.waiting, "a job is lost"
+        assert not self.running, "a job is lost"
+        self.cache.check_idle()
+
     def check_integrity(self) -> None:
         """Raises AssertionError if anything is leaked; see SequenceCache.check_integrity."""
         self.cache.check_integrity([job.sequence for job in self.running])

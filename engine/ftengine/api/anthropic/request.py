@@ -6,9 +6,9 @@ types and betas. Strict about the types of the fields that it reads.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ftengine.api.body import check_depth
 from ftengine.api.generate import Job
@@ -32,10 +32,11 @@ from ftengine.conversation import (
 from ftengine.errors import BadRequest
 
 BILLING = "x-anthropic-billing-header:"  # a block that changes with each request and would spoil the prefix cache
+_ROLES = ("user", "assistant", "system")
 
 
 class MessageIn(Struct, frozen=True):
-    role: str
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(_ROLES)})]
     content: str | list[Any] | None = None
 
 
@@ -106,7 +107,7 @@ def _message(message: MessageIn, where: str, limits: Limits, notes: Notes) -> li
         return [Message("system", tuple(_blocks(message.content, where, notes)))]
     if message.role != "user":
         place = where.replace(".content", ".role")
-        raise BadRequest(f"{place}: expected user, assistant or system", param=place)
+        raise BadRequest(f"{place}: expected one of {', '.join(_ROLES)}", param=place)
     return _user(message.content, where, notes)
 
 

@@ -10,23 +10,23 @@ from ftengine.api import respond
 from ftengine.api.anthropic.message import whole
 from ftengine.api.anthropic.request import MessagesRequest, conversation, job
 from ftengine.api.anthropic.stream import MessageStream
-from ftengine.api.body import decode
+from ftengine.api.body import read
 from ftengine.api.front import Front
-from ftengine.api.http import json_response, read_body, while_connected
+from ftengine.api.http import json_response, while_connected
 from ftengine.api.translate import Notes
 
 
 def routes(front: Front) -> list[Route]:
     limits = front.settings.limits
 
-    async def read(request: Request) -> MessagesRequest:
-        body = decode(await read_body(request), MessagesRequest, limits)
+    async def checked(request: Request) -> MessagesRequest:
+        body = await read(request, MessagesRequest, limits)
         front.check_model(body.model)
         front.check_counts(body.messages, body.tools or ())
         return body
 
     async def messages(request: Request) -> Response:
-        body = await read(request)
+        body = await checked(request)
         call, notes = front.call("messages", request), Notes()
         wanted = job(body, front.stops(body.stop_sequences, "stop_sequences"), limits, notes)
         call.notes(notes.lines())
@@ -36,7 +36,7 @@ def routes(front: Front) -> list[Route]:
         return await respond.collect(request, front, call, [wanted], lambda answers: whole(answers[0], model))
 
     async def count_tokens(request: Request) -> Response:
-        source = conversation(await read(request), limits, Notes())
+        source = conversation(await checked(request), limits, Notes())
         return json_response({"input_tokens": await while_connected(request, front.generator.count(source))})
 
     return [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ftengine.api.body import check_depth
 from ftengine.api.sampling import Count, SamplingFields, TopCount
@@ -25,6 +25,15 @@ from ftengine.conversation import (
 )
 from ftengine.errors import BadRequest
 
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
 
 class FunctionIn(Struct, frozen=True):
     name: str
@@ -44,7 +53,7 @@ class ToolCallIn(Struct, frozen=True):
 
 
 class MessageIn(Struct, frozen=True):
-    role: str
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(_ROLES)})]
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallIn] | None = None
@@ -99,16 +108,6 @@ def conversation(body: ChatRequest, limits: Limits, notes: Notes) -> Conversatio
         tool_choice=_choice(body.tool_choice),
         thinking=_thinking(body),
     )
-
-
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "developer",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
 
 
 def _message(message: MessageIn, where: str, limits: Limits, notes: Notes) -> Message:

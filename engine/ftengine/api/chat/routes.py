@@ -7,13 +7,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ftengine.api import respond
-from ftengine.api.body import decode
+from ftengine.api.body import read
 from ftengine.api.chat.message import whole
 from ftengine.api.chat.request import ChatRequest, conversation
 from ftengine.api.chat.stream import ChatStream
 from ftengine.api.front import Front
 from ftengine.api.generate import Job
-from ftengine.api.http import read_body
 from ftengine.api.translate import Notes
 from ftengine.conversation import Conversation
 
@@ -22,7 +21,7 @@ def routes(front: Front) -> list[Route]:
     limits, model = front.settings.limits, front.settings.served_name
 
     async def chat_completions(request: Request) -> Response:
-        body = decode(await read_body(request), ChatRequest, limits)
+        body = await read(request, ChatRequest, limits)
         front.check_model(body.model)
         front.check_counts(body.messages, body.tools or ())
         front.check_choices(body.n or 1, "n")

@@ -9,20 +9,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ftengine.api import respond
-from ftengine.api.body import decode
+from ftengine.api.body import read
 from ftengine.api.collect import Collected
 from ftengine.api.completions.encode import CompletionStream, whole
 from ftengine.api.completions.request import DEFAULT_TOKENS, CompletionRequest, prompts
 from ftengine.api.front import Front
 from ftengine.api.generate import Job
-from ftengine.api.http import read_body
 
 
 def routes(front: Front) -> list[Route]:
     limits, model = front.settings.limits, front.settings.served_name
 
     async def text_completions(request: Request) -> Response:
-        body = decode(await read_body(request), CompletionRequest, limits)
+        body = await read(request, CompletionRequest, limits)
         front.check_model(body.model)
         given, count = prompts(body, limits), body.n or 1
         front.check_choices(len(given) * count, "n")

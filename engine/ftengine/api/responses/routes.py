@@ -7,10 +7,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ftengine.api import respond
-from ftengine.api.body import decode
+from ftengine.api.body import read
 from ftengine.api.front import Front
 from ftengine.api.generate import Job
-from ftengine.api.http import read_body
 from ftengine.api.responses.output import ResponseFrame, whole
 from ftengine.api.responses.request import ResponsesRequest, conversation, input_items
 from ftengine.api.responses.stream import ResponseStream
@@ -21,7 +20,7 @@ def routes(front: Front) -> list[Route]:
     limits = front.settings.limits
 
     async def responses(request: Request) -> Response:
-        body = decode(await read_body(request), ResponsesRequest, limits)
+        body = await read(request, ResponsesRequest, limits)
         front.check_model(body.model)
         items = input_items(body)
         front.check_counts(items, body.tools or (), field="input")

@@ -33,6 +33,9 @@ from ftengine.dialect.answer.xml_call import XmlCall
 from ftengine.dialect.tools import Toolbox
 
 _SPARE_BRACES = re.compile(r"\}[\s}]*")
+# Characters read as JSON calls that were none. A model that repeats an unfinished one without end would have each of
+# them read to the end of the answer.
+_MOST_MISREAD = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class AnswerParser:
         self._reasoned = False  # some reasoning was given out
         self._call: JsonCall | XmlCall | None = None
         self._in_wrapper = False  # a <tool_call> is open behind a finished JSON call
+        self._misread = 0  # see _MOST_MISREAD
         self._rest = prefilled
         self._at = 0
         self._undecided = -1  # where the text of a call begins that may still turn out to be none
@@ -154,7 +158,7 @@ class AnswerParser:
         if tag == FUNCTION:
             return self._open_xml(self._at, wrapped=False, final=final) if self._code.at_line_start else False
         here = skip_space(self._rest, self._at + len(CALL))
-        if self._grammar.json_calls and self._rest.startswith("{", here):
+        if self._grammar.json_calls and self._misread <= _MOST_MISREAD and self._rest.startswith("{", here):
             return self._open_json(self._at, here)
         if self._grammar.xml_calls and self._rest.startswith(FUNCTION, here):
             return self._open_xml(here, wrapped=True, final=final)
@@ -220,6 +224,7 @@ class AnswerParser:
             self._undecided = -1
             self._visible.call_begins()
         if call.failed:
+            self._misread += self._at - self._undecided
             self._at, self._undecided = self._undecided, -1
             tag = CALL if self._rest.startswith(CALL, self._at) else "{"
             self._say(self._at + len(tag))

@@ -15,7 +15,11 @@ def render_parts(parts: Iterable[Part | ToolReference], toolbox: Toolbox) -> str
         if isinstance(part, Text):
             pieces.append(part.text)
         elif isinstance(part, Image):
-            pieces.append(f"[{part.label or 'image'} left out: this model reads text only]")
+            pieces.append(placeholder(part))
         elif isinstance(part, ToolReference):
             pieces.append(toolbox.introduce(part.name))
     return "\n".join(piece for piece in pieces if piece)
+
+
+def placeholder(image: Image) -> str:
+    return f"[{image.label or 'image'} left out: this model reads text only]"

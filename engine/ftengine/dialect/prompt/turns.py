@@ -7,6 +7,7 @@ renders to the same text and a continuation of it.
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -157,16 +158,23 @@ def _settle(group: list[_Item], more_follows: bool) -> list[Turn]:
 
 def _match(calls: list[Call], results: list[_Result]) -> dict[int, _Result]:
     """Call position to its result: by id, clients having dropped some characters of it; without id by order."""
-    open_calls = dict(enumerate(calls))
+    by_id: defaultdict[str, deque[int]] = defaultdict(deque)
+    for position, call in enumerate(calls):
+        by_id[_bare(call.id)].append(position)
+    in_order = deque(range(len(calls)))
     found: dict[int, _Result] = {}
     for result in results:
-        wanted = _NOT_ALPHANUMERIC.sub("", result.call_id)
-        for position, call in open_calls.items():
-            if not wanted or _NOT_ALPHANUMERIC.sub("", call.id) == wanted:
-                found[position] = result
-                del open_calls[position]
-                break
+        wanted = _bare(result.call_id)
+        candidates = by_id[wanted] if wanted else in_order
+        while candidates and candidates[0] in found:
+            candidates.popleft()
+        if candidates:
+            found[candidates.popleft()] = result
     return found
+
+
+def _bare(call_id: str) -> str:
+    return _NOT_ALPHANUMERIC.sub("", call_id)
 
 
 def _append_block(turns: list[Turn], block: _Block) -> None:
