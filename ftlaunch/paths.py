@@ -4,6 +4,7 @@ models/<name>/       complete models (models/.partial-<name>-… while one is bu
 run/servers/         one record per running server
 run/logs/            logs of servers started in the background
 run/leases/<id>/     launches that use a server
+run/key              the key of servers started in the background
 agents/              files that launch hands to agents
 """
 

@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if os.name == "nt":
             return _refuse_windows()
+        _open_standard_streams()
         status = ft.main(args=None if arguments is None else list(arguments), prog_name="ft", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
@@ -74,6 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report(error)
     except KeyboardInterrupt:
         return 130
+
+
+def _open_standard_streams() -> None:
+    """A stream that the caller closed (`>&-`) is None in Python, and a file opened later would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+            os.set_inheritable(number, True)
 
 
 def _refuse_windows() -> int:

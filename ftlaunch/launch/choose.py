@@ -42,7 +42,7 @@ def _have(name: str, talk: Talk) -> None:
     except FtError as error:
         if name not in CATALOGUE:
             raise
-        if not talk.confirm(f"The model {name} is not here yet. Fetch it?"):
+        if not talk.confirm(f"{str(error)[:1].upper()}{str(error)[1:]}. Fetch it?"):
             raise FtError(str(error), f"ft pull {name}, or the same command with --yes") from None
         from ftlaunch.store.pull import pull
 

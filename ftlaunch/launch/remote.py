@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from ftlaunch.launch.request import Progress
 
 TIMEOUT = 10.0  # seconds
 POLL_SECONDS = 0.5
+BLANK = re.compile(r"[\x00-\x20\x7f]")  # what no request line can carry
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -23,7 +25,7 @@ def base_url(url: str) -> str:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         usable = False
-    if not usable or parts.query or parts.fragment or parts.username:
+    if not usable or BLANK.search(text) or parts.query or parts.fragment or parts.username:
         raise FtError(f"{url!r} is not the address of a server", "give one such as --server http://127.0.0.1:1919")
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
@@ -34,12 +36,13 @@ def wait_loaded(url: str, api_key: str | None, on_progress: Progress) -> None:
         status, answer = _get(f"{url}/health", api_key)
         state = answer.get("status") if status == 200 else None
         if state == "failed":
-            raise FtError(
-                f"the server at {url} failed: {(answer.get('error') or {}).get('message', 'it does not say why')}"
-            )
+            error = answer.get("error")
+            reason = error.get("message") if isinstance(error, dict) else error
+            raise FtError(f"the server at {url} failed: {reason or 'it does not say why'}")
         if state not in ("loading", "restarting"):
             return
-        on_progress(str(answer.get("stage") or "loading"), float(answer.get("progress") or 0.0))
+        done = answer.get("progress")
+        on_progress(str(answer.get("stage") or "loading"), float(done) if isinstance(done, (int, float)) else 0.0)
         time.sleep(POLL_SECONDS)
 
 
@@ -67,11 +70,23 @@ def model_entry(url: str, api_key: str | None, model: str | None) -> dict[str, A
 
 
 def _get(url: str, api_key: str | None) -> tuple[int, dict[str, Any]]:
-    """Status and JSON object of the answer, {} when it is something else. Loopback is never asked through a proxy."""
+    """Status and JSON object of the answer, {} when it is something else. Loopback is never asked through a proxy.
+
+    A redirection is not followed: it would carry the key to another server.
+    """
+    import http.client
     import urllib.error
     import urllib.request
 
-    handlers = [urllib.request.ProxyHandler({})] if urlsplit(url).hostname in LOOPBACK else []
+    class Stay(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: object) -> None:
+            return None
+
+    if api_key and not (api_key.isascii() and api_key.isprintable()):  # the library's own error would print it
+        raise FtError("FT_API_KEY holds a character that no request can carry, such as a line end", "set it anew")
+    handlers: list[urllib.request.BaseHandler] = [Stay()]
+    if urlsplit(url).hostname in LOOPBACK:
+        handlers.append(urllib.request.ProxyHandler({}))
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - base_url lets http and https through
     try:
@@ -80,14 +95,21 @@ def _get(url: str, api_key: str | None) -> tuple[int, dict[str, Any]]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, _json(error.read(1 << 20))
+    except http.client.HTTPException:  # another protocol's greeting, or an answer cut off
+        raise FtError(f"what answers at {_origin(url)} does not speak HTTP", "ft ps") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise FtError(f"no server answers at {url.rpartition('/')[0].removesuffix('/v1')}: {reason}", "ft ps") from None
+        raise FtError(f"no server answers at {_origin(url)}: {reason}", "ft ps") from None
+
+
+def _origin(url: str) -> str:
+    """The server's own address: without the `/health` or `/v1/models` that was asked for."""
+    return url.rpartition("/")[0].removesuffix("/v1")
 
 
 def _json(body: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from ftengine.errors import FtError
 from ftlaunch.servers.record import ServerRecord
@@ -23,8 +23,9 @@ def join(record: ServerRecord) -> AbstractContextManager[object]:
         return nullcontext()
     from ftengine.leases import acquire
 
-    lease = acquire(record.lease_dir)
-    if port_path(record.id).exists() and is_alive(record):
-        return lease
-    lease.release()
+    with suppress(FileNotFoundError):  # an ended server's folder, removed by another start at this moment
+        lease = acquire(record.lease_dir)
+        if port_path(record.id).exists() and is_alive(record):
+            return lease
+        lease.release()
     raise ServerLeaving(f"the server of {record.served_name} is ending", "run it again")

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ftengine.errors import FtError
 from ftlaunch import paths
 from ftlaunch.locks import locked
+from ftlaunch.servers.key import shared_key
 from ftlaunch.servers.options import DEFAULT_PORT, ServeOptions
 from ftlaunch.servers.ports import holder
 from ftlaunch.servers.record import ServerRecord
@@ -86,6 +87,7 @@ def _start(options: ServeOptions) -> ServerRecord:
     log = log_path(options.background)
     paths.private(log.parent)
     _remove_old_logs(log.parent)
+    _remove_old_leases(paths.leases(options.background).parent)
     process = _spawn(options, log)
     deadline = time.monotonic() + LISTEN_SECONDS
     while time.monotonic() < deadline:
@@ -104,7 +106,7 @@ def _spawn(options: ServeOptions, log: Path) -> subprocess.Popen[bytes]:
     folder, where no file of the user's working directory can be imported. The key travels in the environment, which
     only its owner can read.
     """
-    environment = {**os.environ, "FT_HOME": str(paths.home()), "FT_API_KEY": secrets.token_urlsafe(32)}
+    environment = {**os.environ, "FT_HOME": str(paths.home()), "FT_API_KEY": shared_key()}
     environment["PYTHONSAFEPATH"] = "1"
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -142,3 +144,14 @@ def _remove_old_logs(directory: Path) -> None:
     for path in logs[LOGS_KEPT:]:
         if path not in used:
             path.unlink(missing_ok=True)
+
+
+def _remove_old_leases(directory: Path) -> None:
+    """The folders of servers that ended. One in which somebody still holds a lease, as for a start, stays."""
+    from ftengine.leases import held
+
+    used = {record.lease_dir for record in running()}
+    for folder in directory.glob("*"):
+        if folder not in used and not held(folder):
+            with suppress(OSError):
+                folder.rmdir()

@@ -25,3 +25,16 @@ def is_complete(directory: Path, recipe: str) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def damaged(directory: Path) -> str | None:
+    """The first recorded file that is missing or cut short; None when all are there or no record tells."""
+    try:
+        files = sorted(json.loads((directory / NAME).read_text(encoding="utf-8"))["files"].items())
+        return next((name for name, size in files if _size(directory / name) < size), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ftengine.errors import FtError
 from ftlaunch import paths
+from ftlaunch.store import manifest
 from ftlaunch.store.catalogue import CATALOGUE
 
 STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -26,10 +27,17 @@ def resolve(model: str) -> Path:
     if looks_like_path(model):
         return _directory(Path(canonical(model)), model)
     if STORE_NAME.fullmatch(model) and (paths.models() / model / "config.json").is_file():
-        return paths.models() / model
+        return _whole(model, paths.models() / model)
     if model in CATALOGUE:
         raise FtError(f"the model {model} is not in the store yet", f"ft pull {model}")
     raise unknown(model)
+
+
+def _whole(name: str, path: Path) -> Path:
+    lost = manifest.damaged(path) if name in CATALOGUE else None
+    if lost is not None:
+        raise FtError(f"the model {name} is damaged: its file {lost} is missing or cut short", f"ft pull {name}")
+    return path
 
 
 def looks_like_path(model: str) -> bool:

@@ -37,6 +37,13 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == [{"name": "demo"}]
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str, ft_home: Path) -> None:
+    """A shell's `>&-`, as some supervisors do it: Python has None there, and the command must end as it always does."""
+    command = f'exec "$0" -m ftlaunch list --json {closed}'
+    assert subprocess.run(["/bin/sh", "-c", command, sys.executable], timeout=30).returncode == 0
+
+
 def on_a_terminal(code: str) -> str:
     """What a program's own terminal receives, 80 columns wide."""
     ours, theirs = pty.openpty()

@@ -31,6 +31,7 @@ from ftlaunch.servers import (
     stop,
     wait_ready,
 )
+from ftlaunch.servers.key import key_path, shared_key
 from ftlaunch.servers.registry import port_path, record_path
 from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
 
@@ -222,7 +223,22 @@ def test_a_killed_server_is_forgotten_and_its_engine_ends(home: Path, free_1919:
     with pytest.raises(FtError, match="ended before it was ready") as caught:
         wait_ready(record)
     assert str(record.log) in caught.value.next_step
-    assert start_background(MODEL, leased=False).id != record.id
+    again = start_background(MODEL, leased=False)
+    assert again.id != record.id
+    assert again.api_key == record.api_key, "an agent that outlived the first server is answered by the second"
+
+
+def test_a_key_that_others_could_read_is_replaced(home: Path) -> None:
+    key_path().parent.mkdir(parents=True)
+    first = shared_key()
+    assert key_path().stat().st_mode & 0o777 == 0o600
+    assert shared_key() == first
+    key_path().chmod(0o644)
+    second = shared_key()
+    assert second != first
+    assert key_path().stat().st_mode & 0o777 == 0o600
+    key_path().write_text("short")
+    assert len(shared_key()) >= 32
 
 
 def test_another_programs_port_is_left_alone(home: Path, free_1919: int) -> None:
@@ -286,6 +302,18 @@ def test_old_logs_are_removed_and_those_in_use_kept(
     record = start_background(MODEL)
     assert record.log is not None
     assert sorted(path.name for path in logs.iterdir()) == sorted(["old0.log", "old1.log", record.log.name])
+
+
+def test_lease_folders_of_ended_servers_are_removed(home: Path, free_1919: int) -> None:
+    """One a launch, for ever, otherwise. A start that holds its lease before it has a record keeps its folder."""
+    ended, starting = paths.leases("ended"), paths.leases("starting")
+    leases.acquire(ended).release()
+    (ended / "1-killed").write_text("")  # what a launch that was killed leaves
+    with leases.acquire(starting):
+        record = start_background(MODEL)
+        assert record.lease_dir is not None
+        with join(record):
+            assert sorted(path.name for path in starting.parent.iterdir()) == sorted(["starting", record.id])
 
 
 def test_a_relative_ft_home(tmp_path: Path, home: Path, free_1919: int, monkeypatch: pytest.MonkeyPatch) -> None:

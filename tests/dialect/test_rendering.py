@@ -56,6 +56,7 @@ LOOP = (
             "role": "assistant",
             "content": "",
             "reasoning_content": "I need it.",
+            "thinking": "I need it.",  # as gpt-oss templates name it; only transformers after 5.20 adds it by itself
             "tool_calls": [sent("c1", "read_file", {"path": "ä <b>.txt"})],
         },
         {"role": "tool", "content": "one\n  two", "tool_call_id": "c1", "name": "read_file"},

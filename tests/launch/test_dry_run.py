@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.launch.place import AGENTS, Place, tree
-from tests.support.serving import SCRIPTED_CHECKPOINT, RunningServer
+from tests.support.serving import FT, SCRIPTED_CHECKPOINT, RunningServer
 
 MODEL = ("--model", str(SCRIPTED_CHECKPOINT))
 
@@ -82,3 +84,18 @@ def test_refuses_what_a_launch_refuses(arguments: tuple[str, ...], said: str, pl
     done = place.run("launch", "claude", "--dry-run", *arguments)
     assert done.returncode == 1
     assert said in done.stderr
+
+
+def test_a_removed_working_directory_is_said(place: Place, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = 'cd "$1" && rmdir "$1" && exec "$0" -m ftlaunch launch claude --dry-run'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, FT[0], str(gone)],
+        env=place.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "the folder that this shell is in was removed" in done.stderr

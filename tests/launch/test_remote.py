@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -28,6 +29,8 @@ class Other:
                 queue = other.answers.get(self.path, [(404, "not found")])
                 status, body = queue.pop(0) if len(queue) > 1 else queue[0]
                 self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", body)
                 self.end_headers()
                 self.wfile.write(body.encode())
 
@@ -71,7 +74,18 @@ def test_base_url(typed: str, base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", ["", "ftp://x", "file:///etc/passwd", "http://", "http://x:99999", "http://a?b", "http://u:p@h"]
+    "typed",
+    [
+        "",
+        "ftp://x",
+        "file:///etc/passwd",
+        "http://",
+        "http://x:99999",
+        "http://a?b",
+        "http://u:p@h",
+        "http://a/b c",
+        "http://a\x1b",
+    ],
 )
 def test_no_base_url(typed: str) -> None:
     with pytest.raises(FtError):
@@ -93,10 +107,39 @@ def test_servers_without_our_health_are_ready(body: str, other: Other) -> None:
     remote.wait_loaded(other.url, None, lambda stage, done: pytest.fail("does not load"))
 
 
-def test_failed_server(other: Other) -> None:
-    other.answers["/health"] = [(200, '{"status": "failed", "error": {"message": "no weights"}}')]
+@pytest.mark.parametrize("error", ['{"message": "no weights"}', '"no weights"'])
+def test_failed_server(error: str, other: Other) -> None:
+    other.answers["/health"] = [(200, f'{{"status": "failed", "error": {error}}}')]
     with pytest.raises(FtError, match="no weights"):
         remote.wait_loaded(other.url, None, lambda stage, done: None)
+
+
+def test_progress_that_is_no_number(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "POLL_SECONDS", 0.01)
+    other.answers["/health"] = [(200, '{"status": "loading", "progress": "half"}'), (200, "{}")]
+    shown: list[float] = []
+    remote.wait_loaded(other.url, None, lambda stage, done: shown.append(done))
+    assert shown == [0.0]
+
+
+@pytest.mark.parametrize(
+    "said", [b"SSH-2.0-OpenSSH_9.9\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"]
+)
+def test_not_http(said: bytes) -> None:
+    """What a port of another protocol, or a broken server, says is an answer of ours, not an unexpected exception."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_say, args=(listening, said))
+        thread.start()
+        with pytest.raises(FtError, match="does not speak HTTP"):
+            remote.model_entry(f"http://127.0.0.1:{listening.getsockname()[1]}", None, None)
+        thread.join()
+
+
+def _say(listening: socket.socket, said: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(said)
 
 
 def test_entry_and_key(other: Other) -> None:
@@ -106,12 +149,20 @@ def test_entry_and_key(other: Other) -> None:
     assert other.keys == ["Bearer k", None]
 
 
+@pytest.mark.parametrize("key", ["sekrit\r", "sek\nrit", "sekrit\u20ac"])
+def test_a_key_that_no_header_can_carry_is_not_shown(key: str, other: Other) -> None:
+    with pytest.raises(FtError, match="FT_API_KEY") as caught:
+        remote.model_entry(other.url, key, None)
+    assert "sek" not in str(caught.value) + caught.value.next_step
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         ((401, "{}"), "wants a key"),
         ((404, "no"), "names no model"),
         ((200, "<html>"), "names no model"),
+        ((200, "[" * 100_000), "names no model"),
         ((200, '{"data": [1, {}]}'), "names no model"),
         ((200, '{"data": [{"id": "a"}]}'), "has no model b"),
     ],
@@ -155,3 +206,16 @@ def test_unknown_window_has_to_be_stated() -> None:
 )
 def test_output_limit(context: int, stated: object, limit: int) -> None:
     assert output_limit(context, stated) == limit
+
+
+def test_a_redirection_gets_no_key(other: Other) -> None:
+    elsewhere = Other()
+    try:
+        other.answers["/v1/models"] = [(302, f"{elsewhere.url}/v1/models")]
+        elsewhere.answers["/v1/models"] = models({"id": "m"})
+        with pytest.raises(FtError, match="HTTP 302"):
+            remote.model_entry(other.url, "secret", None)
+        assert other.keys == ["Bearer secret"]
+        assert elsewhere.keys == []
+    finally:
+        elsewhere.close()

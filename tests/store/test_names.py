@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftengine.errors import FtError
-from ftlaunch.store import canonical, resolve
+from ftlaunch.store import canonical, manifest, resolve
 from ftlaunch.store.listing import installed
 from ftlaunch.store.pull import pull
 
@@ -38,6 +38,22 @@ def test_a_store_name_is_meant_before_a_directory(
     assert resolve("demo") == stored
     assert canonical("demo") == "demo"
     assert resolve("./demo") == tmp_path / "demo"
+
+
+def test_a_damaged_model_that_can_be_fetched_says_how(ft_home: Path) -> None:
+    """Before anything is loaded. A file that the user made longer, and a model without a record, are not damage."""
+    stored = make_model(ft_home / "models" / "demo")
+    weights = stored / "model.safetensors"
+    weights.write_bytes(b"12345678")
+    assert resolve("demo") == stored
+    manifest.write(stored, "recipe")
+    weights.write_bytes(b"123456789")
+    assert resolve("demo") == stored
+    for harm in (lambda: weights.write_bytes(b"1234567"), weights.unlink):
+        harm()
+        with pytest.raises(FtError, match=r"model\.safetensors is missing or cut short") as caught:
+            resolve("demo")
+        assert caught.value.next_step == "ft pull demo"
 
 
 @pytest.mark.parametrize(
