@@ -52,3 +52,15 @@ def private(directory: Path) -> Path:
     """The directory, made if need be, that only its owner can enter."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read; it is whole or as it was before. Its folder is made if need be."""
+    draft = private(path.parent) / f".{path.name}.{os.getpid()}"
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from ftengine.core import FinishReason, Request
 
 MAX_FRAME = 256 << 20
 HEADER = struct.Struct("<I")
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say, as in OpenAI's API
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):

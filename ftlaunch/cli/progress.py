@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.progress import TaskID
-
-
-class Shown(Protocol):
-    def __enter__(self) -> Callable[[str, float], None]: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class Bars:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,12 +18,4 @@ def write(plan: AgentPlan) -> None:
 def _write_all(files: Mapping[Path, str]) -> None:
     for path, text in files.items():
         path.relative_to(paths.agents())
-        paths.private(path.parent)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        paths.write_private(path, text)

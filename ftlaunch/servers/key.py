@@ -31,9 +31,5 @@ def shared_key() -> str:
         if KEY.fullmatch(known):
             return known
     key = secrets.token_urlsafe(32)
-    draft = path.with_name(f".key.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(key)
-    draft.rename(path)
+    paths.write_private(path, key)
     return key

@@ -17,21 +17,21 @@ def write(directory: Path, recipe: str) -> None:
 
 def is_complete(directory: Path, recipe: str) -> bool:
     """Whether the model was made by `recipe` and every file is there in its full size. Reads no weights."""
-    try:
-        content = json.loads((directory / NAME).read_text(encoding="utf-8"))
-        files = content["files"]
-        return bool(content["recipe"] == recipe) and all(
-            (directory / name).stat().st_size == size for name, size in files.items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+    written = _read(directory)
+    return written is not None and written[0] == recipe and all(_size(directory / n) == s for n, s in written[1])
 
 
 def damaged(directory: Path) -> str | None:
     """The first recorded file that is missing or cut short; None when all are there or no record tells."""
+    written = _read(directory)
+    return written and next((name for name, size in written[1] if _size(directory / name) < size), None)
+
+
+def _read(directory: Path) -> tuple[str, list[tuple[str, int]]] | None:
+    """The recipe, and every file with its size, by name; None for a record that is missing or makes no sense."""
     try:
-        files = sorted(json.loads((directory / NAME).read_text(encoding="utf-8"))["files"].items())
-        return next((name for name, size in files if _size(directory / name) < size), None)
+        content = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        return str(content["recipe"]), sorted((str(name), int(size)) for name, size in content["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

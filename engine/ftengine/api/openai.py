@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftengine import wire
+from ftengine.api import sse
 from ftengine.api.answer import Usage
-
-LEAST = -9999.0  # JSON has no infinity; OpenAI's API uses this for a token that cannot come
 
 
 def now() -> int:
@@ -30,10 +29,22 @@ def chat_usage(usages: Sequence[Usage], *, answers_per_prompt: int = 1) -> dict[
     }
 
 
+def closing_frames(
+    frame: dict[str, Any], usages: Sequence[Usage], *, answers_per_prompt: int, include_usage: bool
+) -> bytes:
+    """The last events of a stream: usage where it was asked for, and the end mark."""
+    usage = chat_usage(usages, answers_per_prompt=answers_per_prompt)
+    return (sse.event({**frame, "choices": [], "usage": usage}) if include_usage else b"") + sse.DONE
+
+
 def chat_logprobs(tokens: Sequence[wire.TokenLogprob], text: Callable[[int], str]) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         piece = text(token)
-        return {"token": piece, "logprob": max(logprob, LEAST), "bytes": list(piece.encode("utf-8", "replace"))}
+        return {
+            "token": piece,
+            "logprob": max(logprob, wire.LEAST_LOGPROB),
+            "bytes": list(piece.encode("utf-8", "replace")),
+        }
 
     return {
         "content": [

@@ -35,6 +35,11 @@ class SequenceCache:
         """Pages free now or to be had by forgetting cached prefixes."""
         return self.pages.free_count + self.tree.evictable
 
+    @property
+    def pages_running(self) -> int:
+        """Pages that running sequences use."""
+        return self.pages.used_count - self.tree.evictable
+
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 

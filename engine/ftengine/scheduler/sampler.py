@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from ftengine.core import SamplingParams
-from ftengine.wire import TokenLogprob
+from ftengine.wire import LEAST_LOGPROB, TokenLogprob
 
 NUCLEUS_WIDTH = 1024  # tokens looked at for top_p before the whole vocabulary is sorted
-LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class Counters:
         return CacheCounts(
             page_size=cache.page_size,
             pages_total=cache.pages.count,
-            pages_used=cache.pages.used_count - cache.tree.evictable,
+            pages_used=cache.pages_running,
             pages_cached=cache.tree.evictable,
             pages_free=cache.pages.free_count,
             state_slots_total=cache.slots.count,
@@ -158,7 +158,7 @@ class WorkLog:
             f"prompt {(tokens.prefilled - self._prefilled) / elapsed:.1f} tok/s, "
             f"decode {(tokens.generated - self._generated) / elapsed:.1f} tok/s, "
             f"running {len(self._scheduler.running)}, waiting {len(self._scheduler.waiting)}, "
-            f"KV pages {cache.pages.used_count - cache.tree.evictable} used and {cache.tree.evictable} cached "
+            f"KV pages {cache.pages_running} used and {cache.tree.evictable} cached "
             f"of {cache.pages.count}, prefix cache gave {tokens.cached - self._cached} tokens"
         )
         self._restart(now)

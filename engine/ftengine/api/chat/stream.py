@@ -11,7 +11,7 @@ from ftengine.api.answer import Chunk, Finished, Logprobs, Usage
 from ftengine.api.chat.message import completion_id, finish_reason
 from ftengine.api.collect import freeform_text
 from ftengine.api.envelopes import openai_body, problem
-from ftengine.api.openai import chat_logprobs, chat_usage, now
+from ftengine.api.openai import chat_logprobs, closing_frames, now
 from ftengine.conversation import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 
 
@@ -63,9 +63,9 @@ class ChatStream:
         return b""
 
     def closing(self) -> bytes:
-        usage = chat_usage(self._usages, answers_per_prompt=self._choices)
-        last = sse.event({**self._frame, "choices": [], "usage": usage})
-        return (last if self._include_usage else b"") + sse.DONE
+        return closing_frames(
+            self._frame, self._usages, answers_per_prompt=self._choices, include_usage=self._include_usage
+        )
 
     def error(self, error: Exception) -> bytes:
         return sse.event(openai_body(problem(error)))

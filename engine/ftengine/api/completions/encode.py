@@ -11,7 +11,7 @@ from ftengine.api import sse
 from ftengine.api.answer import Chunk, Finished, Logprobs, Usage
 from ftengine.api.collect import Collected
 from ftengine.api.envelopes import openai_body, problem
-from ftengine.api.openai import LEAST, chat_usage, now
+from ftengine.api.openai import chat_usage, closing_frames, now
 from ftengine.conversation import Text, TextDelta
 
 
@@ -28,8 +28,10 @@ def logprobs_body(tokens: Sequence[wire.TokenLogprob], text: Callable[[int], str
         offset += len(piece)
     return {
         "tokens": pieces,
-        "token_logprobs": [max(token.logprob, LEAST) for token in tokens],
-        "top_logprobs": [{text(other): max(value, LEAST) for other, value in token.top} for token in tokens],
+        "token_logprobs": [max(token.logprob, wire.LEAST_LOGPROB) for token in tokens],
+        "top_logprobs": [
+            {text(other): max(value, wire.LEAST_LOGPROB) for other, value in token.top} for token in tokens
+        ],
         "text_offset": offsets,
     }
 
@@ -94,9 +96,9 @@ class CompletionStream:
         return b""
 
     def closing(self) -> bytes:
-        usage = chat_usage(self._usages, answers_per_prompt=self._answers_per_prompt)
-        last = sse.event({**self._frame, "choices": [], "usage": usage})
-        return (last if self._include_usage else b"") + sse.DONE
+        return closing_frames(
+            self._frame, self._usages, answers_per_prompt=self._answers_per_prompt, include_usage=self._include_usage
+        )
 
     def error(self, error: Exception) -> bytes:
         return sse.event(openai_body(problem(error)))
