@@ -1,12 +1,9 @@
-"""The native (C++) kernels, for torch tensors.
+"""The native (C++) library: whether it is there, what it can execute, what it uses.
 
-Imports no torch: the front and `ft doctor` ask `AVAILABLE` and `cpu_features` too. Which kernel is used for which
-shape is decided by the table in this package, not here.
+Imports no torch: the front and commands that do not compute ask it too.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 try:
     from ftengine import _native
@@ -17,9 +14,6 @@ else:
     REASON = ""
     AVAILABLE = True
 
-if TYPE_CHECKING:
-    import torch
-
 
 def cpu_features() -> list[str]:
     """Names of the instruction sets that processor and operating system offer; empty without the native library."""
@@ -27,42 +21,20 @@ def cpu_features() -> list[str]:
 
 
 def instruction_sets() -> list[str]:
-    """Versions of the kernels that run here, the one used by default first: "avx512", "avx2", "portable"."""
+    """Versions of the kernels that run here, as a rule the fastest first, always with "portable" at the end."""
     return _native.instruction_sets() if AVAILABLE else []
 
 
-def moe_experts(
-    hidden: torch.Tensor,
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    out: torch.Tensor,
-    threads: int = 0,
-    isa: str = "",
-) -> None:
-    """Add the routed experts' weighted outputs to `out`, in place.
+def kernel_choice() -> tuple[str, str]:
+    """The version in use and why; the first call measures, some milliseconds. Needs the native library."""
+    return _native.kernel_choice()
 
-    out[t] += sum_k weights[t, k] * down[e] @ (silu(gate[e] @ hidden[t]) * (up[e] @ hidden[t])), e = expert_ids[t, k]
 
-    Sums are float32; the result does not depend on `threads`, in its last bits it depends on `isa`.
+def use_kernels(isa: str, reason: str) -> None:
+    """Uses one of `instruction_sets()` from now on. Raises ValueError for any other name. Needs the native library."""
+    _native.use_kernels(isa, reason)
 
-    Args:
-        hidden: [T, H] float32 or bfloat16.
-        expert_ids: [T, K] int32 or int64. A negative id is a route that is not taken.
-        weights: [T, K] float32.
-        gate_up: [E, 2I, H] float32 or bfloat16, the gate's rows first.
-        down: [E, H, I], of gate_up's dtype.
-        out: [T, H] float32. All tensors are contiguous and on the CPU, none of them requires a gradient.
-        threads: at most so many, the caller's included; 0 for torch's own setting.
-        isa: one of `instruction_sets()`; empty for the first.
 
-    Raises:
-        ValueError: an expert id >= E, shapes that do not fit together, an isa that does not run here.
-        TypeError: a dtype, layout or device that is not taken.
-    """
-    if threads == 0:
-        import torch
-
-        threads = torch.get_num_threads()
-    _native.moe_experts(hidden, expert_ids, weights, gate_up, down, out, threads, isa)
+def granted_threads() -> int:
+    """The most threads that a kernel runs on: CPUs of the affinity mask, or less where a cgroup limits CPU time."""
+    return _native.granted_threads() if AVAILABLE else 1

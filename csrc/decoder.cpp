@@ -1,0 +1,383 @@
+// A step cut into slices, the memory that a slice needs between operations, and the operations in their order.
+
+#include "decoder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace ft {
+namespace {
+
+constexpr int64_t SHORTEST_SLICE = 64;   // tokens, whatever they need
+constexpr size_t KEPT_BYTES = 16 << 20;  // what a step of few tokens may hold on to after one of many
+
+size_t item_bytes(Activation type) { return type == Activation::f32 ? 4 : 2; }
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+int64_t mixed_width(const MixerLayer &mixer) {
+    if (mixer.kind == Mixer::attention) return mixer.attention.heads * mixer.attention.head_dim;
+    return mixer.delta_net.value_heads * mixer.delta_net.value_dim;
+}
+
+// Memory of one kind of rows, kept from step to step; what it held is lost when it grows.
+class Block {
+public:
+    Block() = default;
+    Block(const Block &) = delete;
+    ~Block() { std::free(data_); }
+
+    template <class T>
+    T *get(size_t count) {
+        const size_t bytes = aligned(count * sizeof(T), PANEL_ALIGN);
+        if (bytes > size_) {
+            release();
+            data_ = std::aligned_alloc(PANEL_ALIGN, bytes);
+            if (data_ == nullptr) throw std::bad_alloc();
+            size_ = bytes;
+        }
+        return static_cast<T *>(data_);
+    }
+
+    size_t size() const { return size_; }
+
+    void release() {
+        std::free(data_);
+        data_ = nullptr;
+        size_ = 0;
+    }
+
+private:
+    void *data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// The widest of each kind of rows over all layers.
+struct Widths {
+    int64_t projected = 1, mixed = 1, router = 1, routes = 1;
+
+    explicit Widths(const DecoderModel &model) {
+        for (const DecoderLayer &layer : model.layers) {
+            projected = std::max(projected, layer.mixer.projection.rows());
+            mixed = std::max(mixed, mixed_width(layer.mixer));
+            const FeedForward &feed_forward = layer.feed_forward;
+            if (!feed_forward.router.parts.empty()) router = std::max(router, feed_forward.router.rows());
+            routes = std::max(routes, feed_forward.top_k);
+        }
+        projected = aligned(projected, PANEL_ROWS);
+        mixed = padded(mixed);
+        router = aligned(router, PANEL_ROWS);
+    }
+};
+
+}  // namespace
+
+int64_t Linear::rows() const {
+    int64_t rows = 0;
+    for (const Packed &part : parts) rows += part.rows;
+    return rows;
+}
+
+// Rows [first, first + tokens) of a step, with the spans cut to them.
+struct Decoder::Slice {
+    int64_t first = 0, tokens = 0;
+    int64_t longest = 0;  // tokens that the longest of its sequences has at the slice's end
+    std::vector<SpanOf> spans;
+    std::vector<int64_t> wanted, targets;  // rows of the slice whose logits are wanted, and their rows of the logits
+
+    Slice(const DecoderStep &step, int64_t first_row, int64_t count) : first(first_row), tokens(count) {
+        for (const SpanOf &span : step.spans) {
+            const int64_t begin = std::max(first, span.row), end = std::min(first + tokens, span.row + span.length);
+            if (begin >= end) continue;
+            const int64_t context = span.context + (begin - span.row);
+            spans.push_back({begin - first, end - begin, context, span.pages, span.state_slot});
+            longest = std::max(longest, context + (end - begin));
+        }
+        for (int64_t i = 0; i < step.wanted_count; ++i) {
+            const int64_t row = step.wanted[i] - first;
+            if (row < 0 || row >= tokens) continue;
+            wanted.push_back(row);
+            targets.push_back(i);
+        }
+    }
+};
+
+struct Decoder::Buffers {
+    Widths widths;
+    Block residual, hidden, projected, mixed, cosine, sine, router, ids, weights, zeros, ones, gates, scratch, last,
+        logits;
+
+    explicit Buffers(const DecoderModel &model) : widths(model) {}
+
+    std::vector<Block *> all() {
+        return {&residual, &hidden, &projected, &mixed, &cosine, &sine,    &router, &ids,
+                &weights,  &zeros,  &ones,      &gates, &scratch, &last, &logits};
+    }
+
+    // Gives a long prefill's memory back once steps are short again.
+    void shrink(int64_t tokens) {
+        if (tokens >= SHORTEST_SLICE) return;
+        size_t held = 0;
+        for (const Block *block : all()) held += block->size();
+        if (held <= KEPT_BYTES) return;
+        for (Block *block : all()) block->release();
+    }
+};
+
+Decoder::Decoder(DecoderModel model, size_t slice_bytes)
+    : model_(std::move(model)), slice_bytes_(slice_bytes), buffers_(std::make_unique<Buffers>(model_)) {}
+Decoder::~Decoder() = default;
+
+// One slice's way through the layers. Made before the team starts, so that nothing inside it can fail.
+class Decoder::Run {
+public:
+    Run(const DecoderModel &model, Buffers &buffers, const DecoderStep &step, const DecoderCache &cache,
+        const Slice &slice, int threads, Times &times);
+
+    void operator()(Team &team) const {
+        timed(team, Part::embedding, [&] { begin(team); });
+        for (const DecoderLayer &layer : model_.layers) {
+            timed(team, Part::norms, [&] { normalise(team, layer.mixer_norm, residual_, hidden_, tokens_); });
+            mix(team, layer.mixer);
+            timed(team, Part::norms, [&] { normalise(team, layer.feed_forward_norm, residual_, hidden_, tokens_); });
+            feed_forward(team, layer.feed_forward);
+        }
+        timed(team, Part::head, [&] { finish(team); });
+    }
+
+    static size_t scratch(const DecoderModel &model, const DecoderCache &cache, int64_t tokens, int64_t longest,
+                          int threads);
+
+private:
+    // Times `operation` by the first thread's clock.
+    template <class F>
+    void timed(Team &team, Part part, F &&operation) const {
+        if (team.index() != 0) return operation();
+        const double start = now();
+        operation();
+        times_[int(part)] += now() - start;
+    }
+
+    void begin(Team &team) const;
+    void normalise(Team &team, const Norm &norm, const float *rows, void *out, int64_t count) const;
+    void project(Team &team, const Linear &matrices, const Rows &x, int64_t count, float *out, int64_t stride,
+                 bool add = false) const;
+    void mix(Team &team, const MixerLayer &mixer) const;
+    void feed_forward(Team &team, const FeedForward &layer) const;
+    void choose_experts(Team &team, const FeedForward &layer) const;
+    void add_experts(Team &team, const FeedForward &layer) const;
+    void finish(Team &team) const;
+
+    Rows hidden() const { return {model_.type, hidden_, width_}; }
+
+    const DecoderModel &model_;
+    const MatmulKernels &kernels_;
+    const DecoderStep &step_;
+    const DecoderCache &cache_;
+    const Slice &slice_;
+    const int64_t tokens_, width_;  // width_: of rows of hidden states, in elements
+    int64_t projected_stride_, mixed_stride_, router_stride_;
+    float *residual_, *projected_, *router_, *weights_, *ones_, *gates_, *cosine_, *sine_, *scratch_, *logits_;
+    void *hidden_, *mixed_, *last_;
+    Times &times_;
+    int32_t *ids_, *zeros_;
+};
+
+Decoder::Run::Run(const DecoderModel &model, Buffers &buffers, const DecoderStep &step, const DecoderCache &cache,
+                  const Slice &slice, int threads, Times &times)
+    : model_(model), kernels_(ft::kernels()), step_(step), cache_(cache), slice_(slice), tokens_(slice.tokens),
+      width_(padded(model.hidden)), projected_stride_(buffers.widths.projected), mixed_stride_(buffers.widths.mixed),
+      router_stride_(buffers.widths.router), times_(times) {
+    const size_t item = item_bytes(model.type), half = model.frequencies.size();
+    residual_ = buffers.residual.get<float>(tokens_ * model.hidden);
+    hidden_ = buffers.hidden.get<char>(tokens_ * width_ * item);
+    projected_ = buffers.projected.get<float>(tokens_ * projected_stride_);
+    mixed_ = buffers.mixed.get<char>(tokens_ * mixed_stride_ * item);
+    cosine_ = buffers.cosine.get<float>(tokens_ * half);
+    sine_ = buffers.sine.get<float>(tokens_ * half);
+    router_ = buffers.router.get<float>(tokens_ * router_stride_);
+    ids_ = buffers.ids.get<int32_t>(tokens_ * buffers.widths.routes);
+    weights_ = buffers.weights.get<float>(tokens_ * buffers.widths.routes);
+    zeros_ = buffers.zeros.get<int32_t>(tokens_);
+    ones_ = buffers.ones.get<float>(tokens_);
+    gates_ = buffers.gates.get<float>(tokens_);
+    scratch_ = buffers.scratch.get<float>(scratch(model, cache, tokens_, slice.longest, threads));
+    const int64_t wanted = slice.wanted.size();
+    last_ = buffers.last.get<char>(wanted * width_ * item);
+    std::fill_n(zeros_, tokens_, 0);
+    std::fill_n(ones_, tokens_, 1.0f);
+    // Consecutive rows of the result are written in place.
+    const bool in_place = wanted > 0 && slice.targets.back() - slice.targets.front() == wanted - 1;
+    logits_ = in_place ? step.logits + slice.targets.front() * model.vocabulary
+                       : buffers.logits.get<float>(wanted * model.vocabulary);
+}
+
+size_t Decoder::Run::scratch(const DecoderModel &model, const DecoderCache &cache, int64_t tokens, int64_t longest,
+                             int threads) {
+    int64_t most = 1;
+    for (const DecoderLayer &layer : model.layers) {
+        AttentionShape shape = layer.mixer.attention;
+        shape.page_size = cache.page_size;
+        most = std::max(most, layer.mixer.kind == Mixer::attention
+                                  ? attention_scratch(shape, tokens, longest, threads)
+                                  : delta_net_scratch(layer.mixer.delta_net, tokens, threads));
+    }
+    return most;
+}
+
+// The residual stream's start, and the rotary tables that all layers share.
+void Decoder::Run::begin(Team &team) const {
+    const int64_t half = model_.frequencies.size();
+    team.each(tokens_, [&](int64_t t) {
+        dequantize_row(model_.embedding, step_.ids[slice_.first + t], residual_ + t * model_.hidden);
+        const float position = float(step_.positions[slice_.first + t]);
+        for (int64_t i = 0; i < half; ++i) {
+            const float angle = position * model_.frequencies[i];
+            cosine_[t * half + i] = std::cos(angle) * model_.rotary_scale;
+            sine_[t * half + i] = std::sin(angle) * model_.rotary_scale;
+        }
+    });
+}
+
+void Decoder::Run::normalise(Team &team, const Norm &norm, const float *rows, void *out, int64_t count) const {
+    const size_t row_bytes = width_ * item_bytes(model_.type);
+    team.each(count, [&](int64_t t) {
+        rms_norm(rows + t * model_.hidden, norm.weight, norm.epsilon, model_.hidden, model_.type,
+                 static_cast<char *>(out) + t * row_bytes);
+    });
+}
+
+void Decoder::Run::project(Team &team, const Linear &matrices, const Rows &x, int64_t count, float *out,
+                           int64_t stride, bool add) const {
+    int64_t row = 0;
+    for (const Packed &part : matrices.parts) {
+        const float *bias = matrices.bias == nullptr ? nullptr : matrices.bias + row;
+        linear(team, kernels_, part, x, count, bias, out + row, stride, add);
+        row += part.rows;
+    }
+}
+
+void Decoder::Run::mix(Team &team, const MixerLayer &mixer) const {
+    const int64_t at = mixer.cache_index, spans = slice_.spans.size();
+    timed(team, Part::projections,
+          [&] { project(team, mixer.projection, hidden(), tokens_, projected_, projected_stride_); });
+    if (mixer.kind == Mixer::attention) {
+        AttentionArguments a{};
+        a.shape = mixer.attention;
+        a.shape.page_size = cache_.page_size;
+        a.spans = slice_.spans.data();
+        a.span_count = spans;
+        a.tokens = tokens_;
+        a.slots = step_.slots + slice_.first;
+        a.projected = projected_;
+        a.stride = projected_stride_;
+        a.norm = mixer.heads.weight;
+        a.norm_epsilon = mixer.heads.epsilon;
+        a.cosine = cosine_;
+        a.sine = sine_;
+        a.cache = cache_.type;
+        a.keys = cache_.keys[at];
+        a.values = cache_.values[at];
+        a.type = model_.type;
+        a.out = mixed_;
+        a.out_stride = mixed_stride_;
+        a.scratch = scratch_;
+        timed(team, Part::attention, [&] { attention(team, a); });
+    } else {
+        DeltaNetArguments a{};
+        a.dims = mixer.delta_net;
+        a.spans = slice_.spans.data();
+        a.span_count = spans;
+        a.tokens = tokens_;
+        a.projected = projected_;
+        a.stride = projected_stride_;
+        a.taps = mixer.taps;
+        a.decay_scale = mixer.decay_scale;
+        a.decay_bias = mixer.decay_bias;
+        a.norm = mixer.core.weight;
+        a.norm_epsilon = mixer.core.epsilon;
+        a.window = cache_.windows[at];
+        a.state = cache_.states[at];
+        a.type = model_.type;
+        a.out = mixed_;
+        a.out_stride = mixed_stride_;
+        a.scratch = scratch_;
+        timed(team, Part::delta_net, [&] { delta_net(team, a); });
+    }
+    timed(team, Part::projections, [&] {
+        project(team, mixer.out, {model_.type, mixed_, mixed_stride_}, tokens_, residual_, model_.hidden, true);
+    });
+}
+
+void Decoder::Run::feed_forward(Team &team, const FeedForward &layer) const {
+    if (!layer.router.parts.empty()) timed(team, Part::routing, [&] { choose_experts(team, layer); });
+    timed(team, Part::experts, [&] { add_experts(team, layer); });
+}
+
+void Decoder::Run::add_experts(Team &team, const FeedForward &layer) const {
+    if (layer.experts.experts > 0)
+        experts(team, kernels_, layer.experts, hidden(), tokens_, layer.top_k, ids_, weights_, residual_,
+                model_.hidden);
+    if (layer.shared.experts > 0)
+        experts(team, kernels_, layer.shared, hidden(), tokens_, 1, zeros_, layer.gated ? gates_ : ones_, residual_,
+                model_.hidden);
+}
+
+void Decoder::Run::choose_experts(Team &team, const FeedForward &layer) const {
+    project(team, layer.router, hidden(), tokens_, router_, router_stride_);
+    const int64_t count = layer.experts.experts;
+    team.each(tokens_, [&](int64_t t) {
+        const float *logits = router_ + t * router_stride_;
+        route(logits, count, layer.top_k, layer.normalize, ids_ + t * layer.top_k, weights_ + t * layer.top_k);
+        if (layer.gated) gates_[t] = sigmoid(logits[count]);
+    });
+}
+
+void Decoder::Run::finish(Team &team) const {
+    const int64_t count = slice_.wanted.size();
+    if (count == 0) return;
+    const size_t row_bytes = width_ * item_bytes(model_.type);
+    team.each(count, [&](int64_t i) {
+        rms_norm(residual_ + slice_.wanted[i] * model_.hidden, model_.norm.weight, model_.norm.epsilon, model_.hidden,
+                 model_.type, static_cast<char *>(last_) + i * row_bytes);
+    });
+    project(team, model_.head, {model_.type, last_, width_}, count, logits_, model_.vocabulary);
+    if (logits_ == step_.logits + slice_.targets.front() * model_.vocabulary) return;
+    team.each(count, [&](int64_t i) {
+        std::memcpy(step_.logits + slice_.targets[i] * model_.vocabulary, logits_ + i * model_.vocabulary,
+                    sizeof(float) * model_.vocabulary);
+    });
+}
+
+Times Decoder::take_times() {
+    const Times taken = times_;
+    times_ = {};
+    return taken;
+}
+
+void Decoder::forward(const DecoderStep &step, const DecoderCache &cache, int threads) {
+    const Widths &widths = buffers_->widths;
+    const size_t item = item_bytes(model_.type);
+    const size_t token_bytes = 4 * (model_.hidden + widths.projected + widths.router + 2 * widths.routes) +
+                               item * (padded(model_.hidden) + widths.mixed) + 8 * model_.frequencies.size();
+    int64_t longest = 1;
+    for (const SpanOf &span : step.spans) longest = std::max(longest, span.context + span.length);
+    int64_t most = step.tokens;
+    while (most > SHORTEST_SLICE &&
+           most * token_bytes + 4 * Run::scratch(model_, cache, most, longest, threads) > slice_bytes_)
+        most = (most + 1) / 2;
+    buffers_->shrink(step.tokens);
+    for (int64_t first = 0; first < step.tokens; first += most) {
+        const Slice slice(step, first, std::min(most, step.tokens - first));
+        const Run run(model_, *buffers_, step, cache, slice, threads, times_);
+        run_team(threads, [&](Team &team) { run(team); });
+    }
+}
+
+}  // namespace ft

@@ -1,0 +1,3 @@
+#define FT_ISA avx512
+#define FT_LANES 16
+#include "mixers_table.inl"
