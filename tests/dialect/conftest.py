@@ -30,6 +30,9 @@ class Files:
     vocab_size: int = 1 << 18
     eos_token_ids: tuple[int, ...] = ()
 
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer.json"
+
 
 @cache
 def small_dialect(template: str | None) -> Dialect:

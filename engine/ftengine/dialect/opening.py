@@ -31,6 +31,8 @@ class CheckpointFiles(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
+    def tokenizer(self) -> Path | bytes: ...
+
 
 def open_dialect(checkpoint: CheckpointFiles) -> Dialect:
     """Raises CheckpointError: no usable tokenizer.json, or a template that does not compile."""
@@ -39,11 +41,16 @@ def open_dialect(checkpoint: CheckpointFiles) -> Dialect:
         log.warning("%s has no chat template: plain ChatML is used", checkpoint.path)
         source = demo_template()
     template = ChatTemplate(source, _named_tokens(checkpoint.tokenizer_config))
-    codec = TokenCodec(checkpoint.path / "tokenizer.json", source)
+    codec = TokenCodec(checkpoint.tokenizer(), source)
     grammar = read_grammar(source)
-    name = "xml" if grammar.xml_calls else "hermes" if grammar.json_calls else "plain"
     stops = _stops(checkpoint, codec, source)
+    name = parser_name(grammar)
     return ChatDialect(name, template, codec, grammar, vocab_size=checkpoint.vocab_size, eos_token_ids=stops)
+
+
+def parser_name(grammar: Grammar) -> str:
+    """Of the form of tool calls that is read: xml, hermes (JSON in tags), or plain, which is none."""
+    return "xml" if grammar.xml_calls else "hermes" if grammar.json_calls else "plain"
 
 
 def read_grammar(template: str) -> Grammar:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_TOKENIZER_BYTES = 256 << 20
+UNUSUAL = "a \U0010fffd\n"  # a vocabulary without the unknown token that it names fails now and not at a request
 CACHE_CHARACTERS = 16 << 20  # about ten long agent prompts
 _MARKUP_STARTS = ("<|", "<｜", "｜", *MARKUP)
 
@@ -30,8 +31,9 @@ class TokenCodec:
     that text, so encoded pieces are kept.
     """
 
-    def __init__(self, path: Path, template: str) -> None:
-        self._tokenizer = _load(path)
+    def __init__(self, source: Path | bytes, template: str) -> None:
+        """source: a tokenizer.json, or the content of one."""
+        self._tokenizer = _load(source)
         added = self._tokenizer.get_added_tokens_decoder()
         control = {
             token.content: (number, token)
@@ -132,19 +134,23 @@ class _PieceCache:
                 self._room += len(oldest)
 
 
-def _load(path: Path) -> Tokenizer:
+def _load(source: Path | bytes) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no tokenizer.json")
-    if path.stat().st_size > MAX_TOKENIZER_BYTES:
-        raise CheckpointError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB, which no tokenizer is")
+    if isinstance(source, Path):
+        if not source.is_file():
+            raise CheckpointError(f"{source.parent} has no tokenizer.json")
+        if source.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise CheckpointError(f"{source} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB, which no tokenizer is")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(source) if isinstance(source, bytes) else Tokenizer.from_file(str(source))
+        tokenizer.encode(UNUSUAL)
+        return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a Rust panic is no Exception
-        raise CheckpointError(f"{path} cannot be read: {str(error)[:200]}") from None
+        name = source if isinstance(source, Path) else "the model's tokenizer"
+        raise CheckpointError(f"{name} cannot be read: {str(error)[:200]}") from None
 
 
 def _take_over_first_space(tokenizer: Tokenizer) -> bool:

@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face form: its configuration, its template and where its tensors lie.
+"""A model folder in Hugging Face form, or a GGUF file: its configuration, its template and where its tensors lie.
 
 Torch-free; the front, the command line and the engine all open models through it. Nothing in the folder is
 executed: `auto_map` and other references to code are never looked at, pickle files are never opened.
@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from ftengine.errors import CheckpointError
-from ftengine.weights.files import MEBIBYTE, locate, read_bytes, read_json_object, read_text
+from ftengine.weights.files import MEBIBYTE, FolderFiles, ModelFiles, locate, read_json_object
+from ftengine.weights.gguf_model import SUFFIX as GGUF_SUFFIX
+from ftengine.weights.gguf_model import GgufFiles, open_gguf
 from ftengine.weights.header import TensorEntry, read_header
 
 __all__ = ["Checkpoint", "TensorEntry"]
@@ -24,6 +26,9 @@ MAX_TOKENIZER_BYTES = 128 * MEBIBYTE
 MAX_TEMPLATE_BYTES = 4 * MEBIBYTE
 MAX_COUNT = 1 << 31  # of positions, of vocabulary entries
 
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+VOCABULARY_FILES = (TOKENIZER_FILE, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
@@ -39,11 +44,12 @@ class _AddedTokens(msgspec.Struct):
 
 
 class Checkpoint:
-    """What a model folder says about itself. Made by `open`; does not change."""
+    """What a model says about itself. Made by `open`; does not change. path: the folder, or the GGUF file."""
 
-    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+    def __init__(self, path: Path, config: dict[str, Any], files: ModelFiles) -> None:
         self.path = path
         self.config = config
+        self._files = files
         self.architecture = _architecture(path, config)
         text_config = config.get("text_config", config)
         if not isinstance(text_config, dict):
@@ -51,23 +57,27 @@ class Checkpoint:
         self.text_config: dict[str, Any] = text_config
         self.max_context = self._count("max_position_embeddings")
         self.vocab_size = self._count("vocab_size")
-        self.generation_config = read_json_object(path, "generation_config.json", MAX_CONFIG_BYTES) or {}
-        self.tokenizer_config = read_json_object(path, "tokenizer_config.json", MAX_CONFIG_BYTES) or {}
+        self.generation_config = files.json("generation_config.json", MAX_CONFIG_BYTES) or {}
+        self.tokenizer_config = files.json("tokenizer_config.json", MAX_CONFIG_BYTES) or {}
         self.chat_template = self._chat_template()
 
     @staticmethod
     def open(path: str | Path) -> Checkpoint:
-        """Reads the folder's JSON files and template; weights are looked at by `tensors()` only.
+        """Reads the folder's JSON files and template; weights are looked at by `tensors()` only. Of a GGUF file the
+        header, which has all of that.
 
         Raises CheckpointError: no such folder, no config.json, or content that cannot be a model's.
         """
         folder = Path(path).absolute()
+        if folder.name.lower().endswith(GGUF_SUFFIX) and not folder.is_dir():
+            gguf = open_gguf(folder)
+            return Checkpoint(folder, gguf.config, gguf)
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder", "ft list")
         config = read_json_object(folder, "config.json", MAX_CONFIG_BYTES)
         if config is None:
             raise CheckpointError(f"{folder} holds no config.json, so it is not a model folder", "ft list")
-        return Checkpoint(folder, config)
+        return Checkpoint(folder, config, FolderFiles(folder))
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -84,6 +94,26 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} names the end-of-sequence id {outside[0]}, outside its vocabulary")
         return ids
 
+    def tokenizer(self) -> Path | bytes:
+        """tokenizer.json: where it lies (or should), or its content where the model has it in another form."""
+        if self.gguf is None:
+            return self.path / TOKENIZER_FILE
+        return self.gguf.content(TOKENIZER_FILE, MAX_TOKENIZER_BYTES) or b""
+
+    def small_files(self) -> dict[str, bytes]:
+        """Everything but the weights that serving needs, by name: what a conversion puts beside them."""
+        limits = {
+            **dict.fromkeys(CONFIG_FILES, MAX_CONFIG_BYTES),
+            **dict.fromkeys(VOCABULARY_FILES, MAX_TOKENIZER_BYTES),
+        }
+        contents = {name: self._files.content(name, limit) for name, limit in limits.items()}
+        return {name: content for name, content in contents.items() if content is not None}
+
+    @property
+    def gguf(self) -> GgufFiles | None:
+        """The file's header and metadata if this is a GGUF file."""
+        return self._files if isinstance(self._files, GgufFiles) else None
+
     def tensors(self) -> dict[str, TensorEntry]:
         """Every tensor of the checkpoint by its name on disk, headers checked. Raises CheckpointError."""
         return self._tensors
@@ -94,6 +124,11 @@ class Checkpoint:
 
     @cached_property
     def _tensors(self) -> dict[str, TensorEntry]:
+        if self.gguf is not None:
+            return {
+                name: TensorEntry(name, tensor.type.name, tensor.shape, tensor.file, tensor.start, tensor.end)
+                for name, tensor in self.gguf.header.tensors.items()
+            }
         weight_map = self._weight_map()
         shards = sorted(set(weight_map.values())) if weight_map is not None else [SINGLE_FILE]
         tensors: dict[str, TensorEntry] = {}
@@ -134,12 +169,12 @@ class Checkpoint:
         raise CheckpointError(f"{self.path} is incomplete: {name} is missing", "ft pull")
 
     def _chat_template(self) -> str | None:
-        template: Any = read_text(self.path, "chat_template.jinja", MAX_TEMPLATE_BYTES)
+        template: Any = self._files.text("chat_template.jinja", MAX_TEMPLATE_BYTES)
         if template is None:
             template = self.tokenizer_config.get("chat_template")
         if isinstance(template, list):  # an older form: several templates by name
-            named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-            template = named.get("default")
+            defaults = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+            template = defaults[0].get("template") if defaults else None
         if template is not None and not isinstance(template, str):
             raise CheckpointError(f"the chat template of {self.path} is not text")
         return template
@@ -160,7 +195,9 @@ class Checkpoint:
         for key, value in decoder.items() if isinstance(decoder, dict) else ():
             if isinstance(value, dict) and value.get("content") == token and key.isdecimal() and len(key) < 10:
                 return int(key)
-        content = read_bytes(self.path, "tokenizer.json", MAX_TOKENIZER_BYTES)
+        if self.gguf is not None:  # its end tokens are ids already
+            return None
+        content = self._files.content(TOKENIZER_FILE, MAX_TOKENIZER_BYTES)
         if content is None:
             return None
         try:

@@ -8,13 +8,23 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from ftengine.errors import CheckpointError
 
 MEBIBYTE = 1 << 20
+
+
+class ModelFiles(Protocol):
+    """The small files of a model by name, wherever they come from. None: there is no such file."""
+
+    def json(self, name: str, limit: int) -> dict[str, Any] | None: ...
+
+    def text(self, name: str, limit: int) -> str | None: ...
+
+    def content(self, name: str, limit: int) -> bytes | None: ...
 
 
 def locate(folder: Path, name: str) -> Path | None:
@@ -94,3 +104,19 @@ def read_json_object(folder: Path, name: str, limit: int) -> dict[str, Any] | No
     if not isinstance(value, dict):
         raise CheckpointError(f"{folder / name} does not hold a JSON object")
     return value
+
+
+class FolderFiles:
+    """Fulfils ModelFiles from a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def json(self, name: str, limit: int) -> dict[str, Any] | None:
+        return read_json_object(self._folder, name, limit)
+
+    def text(self, name: str, limit: int) -> str | None:
+        return read_text(self._folder, name, limit)
+
+    def content(self, name: str, limit: int) -> bytes | None:
+        return read_bytes(self._folder, name, limit)

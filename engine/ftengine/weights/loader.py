@@ -1,112 +1,106 @@
-"""Hands a model its tensors by canonical name, each exactly once, and accounts for every one of them.
+"""Hands a model its weights by canonical name, each exactly once, in the form that kernels read.
 
-Knows nothing of architectures: the caller says how names on disk map to canonical ones.
+Knows nothing of architectures, nor of files: a WeightSource stands before those. Matrices keep the format that they
+are stored in and are packed here unless they come packed.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import torch
 
 from ftengine.errors import CheckpointError
-from ftengine.weights.checkpoint import Checkpoint
-from ftengine.weights.header import TensorEntry
-from ftengine.weights.reader import DISK_DTYPES, TensorReader
+from ftengine.formats.format import ExpertLayout
+from ftengine.formats.matrix import PackedMatrix
+from ftengine.weights.source import TensorFacts, WeightSource
+from ftengine.weights.stack import Matrix, packed, stack
 
 Progress = Callable[[str, float], None]
 STAGE = "loading weights"
 
 
-class TensorLoader:
-    """Use as a context manager around the building of a model, and call `finish` at its end.
+class WeightLoader:
+    """Use as a context manager around the building of a model, and call `finish` at its end."""
 
-    canonical: name on disk -> canonical name, or None for tensors that this model has no use for.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        canonical: Callable[[str], str | None],
-        progress: Progress = lambda stage, done: None,
-    ) -> None:
-        self.dtype = dtype
-        self._entries: dict[str, TensorEntry] = {}
-        for disk_name, entry in checkpoint.tensors().items():
-            name = canonical(disk_name)
-            if name is None:
-                continue
-            if name in self._entries:
-                raise CheckpointError(f"the tensors {disk_name} and {self._entries[name].name} are the same one")
-            self._entries[name] = entry
-        self._left = dict(self._entries)
-        self._total = max(1, sum(entry.nbytes for entry in self._entries.values()))
+    def __init__(self, source: WeightSource, progress: Progress = lambda stage, done: None) -> None:
+        self.source = source
+        self._facts = source.tensors()
+        self._left = set(self._facts)
+        self._total = max(1, sum(facts.nbytes for facts in self._facts.values()))
         self._done = 0
         self._progress = progress
-        self._reader = TensorReader()
+        self._lock = threading.Lock()
 
-    def __enter__(self) -> TensorLoader:
+    def __enter__(self) -> WeightLoader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._reader.__exit__(kind, error, at)
+        self.source.__exit__(kind, error, at)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return name in self._facts
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
+    def check(self, name: str, shape: Sequence[int]) -> TensorFacts:
+        """Raises CheckpointError unless the tensor exists with this shape."""
+        facts = self._facts.get(name)
+        if facts is None:
+            raise CheckpointError(f"the tensor {name} is missing from the checkpoint")
+        if facts.shape != tuple(shape):
+            raise CheckpointError(f"the tensor {name} has shape {list(facts.shape)}, expected {list(shape)}")
+        return facts
 
-    def check(self, name: str, shape: Sequence[int]) -> None:
-        """Raises CheckpointError unless the tensor exists with this shape and a floating dtype."""
-        entry = self._entry(name)
-        if entry.shape != tuple(shape):
-            raise CheckpointError(f"the tensor {entry.name} has shape {list(entry.shape)}, expected {list(shape)}")
-        if entry.dtype not in DISK_DTYPES:
-            raise CheckpointError(
-                f"the tensor {entry.name} has dtype {entry.dtype}; served are {', '.join(sorted(DISK_DTYPES))}"
-            )
-
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new tensor of the given shape; dtype: the model's, unless said otherwise."""
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """A new float32 tensor of the given shape."""
         self.check(name, shape)
-        out = torch.empty(shape, dtype=dtype or self.dtype)
-        self.read(name, out)
-        return out
+        tensor = self.source.plain(name, torch.float32)
+        self._taken(name)
+        return tensor
 
-    def take_rows(self, parts: Sequence[tuple[str, int]], columns: int) -> torch.Tensor:
-        """Several matrices [rows, columns] over the same columns, stacked into one: [sum of rows, columns]."""
+    def take_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """As the source has it: packed or in natural order."""
+        self.check(name, (rows, columns))
+        matrix = self.source.matrix(name)
+        self._taken(name)
+        return matrix
+
+    def take_packed(self, name: str, rows: int, columns: int) -> PackedMatrix:
+        return packed(self.take_matrix(name, rows, columns))
+
+    def take_rows(self, parts: Sequence[tuple[str, int]], columns: int) -> tuple[PackedMatrix, ...]:
+        """Several matrices [rows, columns], one below the other: neighbours of one format become one matrix."""
         for name, rows in parts:
             self.check(name, (rows, columns))
-        out = torch.empty(sum(rows for _, rows in parts), columns, dtype=self.dtype)
-        for (name, _), block in zip(parts, torch.split(out, [rows for _, rows in parts]), strict=True):
-            self.read(name, block)
-        return out
+        return stack([self.take_matrix(name, rows, columns) for name, rows in parts])
 
-    def read(self, name: str, out: torch.Tensor) -> None:
-        """Fills the contiguous `out`, whose shape the caller has checked."""
-        self._reader.read(self._entry(name), out)
-        self.taken(name)
+    def expert_layout(self, layer: int) -> ExpertLayout | None:
+        return self.source.expert_layout(layer)
 
-    def read_part(self, name: str, out: torch.Tensor, first: int) -> None:
-        """Fills `out` with elements from number `first` on; `taken` is to be called after the last part."""
-        self._reader.read(self._entry(name), out, first)
+    def expect_experts(self, layers: int, experts: int) -> None:
+        """Counts what `read_experts` will read into the progress."""
+        layouts = filter(None, map(self.source.expert_layout, range(layers)))
+        self._total += sum(experts * layout.block_bytes for layout in layouts)
 
-    def taken(self, name: str) -> None:
-        entry = self._left.pop(name, None)
-        if entry is not None:
-            self._done += entry.nbytes
-            self._progress(STAGE, self._done / self._total)
+    def read_experts(self, layer: int, out: torch.Tensor) -> None:
+        """Of a layer that has an expert_layout: all blocks at once. out: uint8 [E, block_bytes]."""
+        self.source.read_experts(layer, out)
+        self._advance(out.nbytes)
 
     def finish(self) -> None:
         """Raises CheckpointError if the checkpoint holds a tensor that nobody asked for."""
-        for name, entry in self._left.items():
-            raise CheckpointError(f"the tensor {entry.name} ({name}) has no place in this architecture")
+        for name in sorted(self._left):
+            raise CheckpointError(f"the tensor {name} has no place in this architecture")
 
-    def _entry(self, name: str) -> TensorEntry:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise CheckpointError(f"the tensor {name} is missing from the checkpoint")
-        return entry
+    def _taken(self, name: str) -> None:
+        with self._lock:
+            first = name in self._left
+            self._left.discard(name)
+        if first:
+            self._advance(self._facts[name].nbytes)
+
+    def _advance(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            self._progress(STAGE, min(1.0, self._done / self._total))

@@ -1,4 +1,4 @@
-"""Reads checked tensor entries from disk straight into their final place in host memory.
+"""Reads parts of tensors from disk straight into their place in host memory. Safe to use from several threads.
 
 Plain positioned reads, not a memory map: a file that shrinks while it is read gives a CheckpointError here, and
 would end the process with SIGBUS there; and a conversion never holds more than one staging block.
@@ -6,33 +6,43 @@ would end the process with SIGBUS there; and a conversion never holds more than 
 
 from __future__ import annotations
 
-import os
+import threading
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from ftengine.errors import CheckpointError
-from ftengine.weights.files import open_regular
 from ftengine.weights.header import TensorEntry
+from ftengine.weights.ranges import RangeFile
 
 STAGING_BYTES = 16 << 20
-DISK_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Codes and scales of small formats are handled as bytes.
+DISK_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.uint8,
+    "F8_E8M0": torch.uint8,
+    "U8": torch.uint8,
+}
 
 
 class TensorReader:
     """Keeps the shards' descriptors open while a model loads. Use as a context manager."""
 
     def __init__(self) -> None:
-        self._descriptors: dict[Path, int] = {}
+        self._files: dict[Path, RangeFile] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> TensorReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
 
     def read(self, entry: TensorEntry, out: torch.Tensor, first: int = 0) -> None:
         """Fills the contiguous `out` with the tensor's elements from number `first` on, converted to out's dtype."""
@@ -54,14 +64,13 @@ class TensorReader:
             start += part.numel() * dtype.itemsize
 
     def _read_bytes(self, entry: TensorEntry, flat: torch.Tensor, start: int) -> None:
-        descriptor = self._descriptors.get(entry.file)
-        if descriptor is None:
-            descriptor = self._descriptors[entry.file] = open_regular(entry.file)
-        buffer = memoryview(flat.view(torch.uint8).numpy().data)
-        while len(buffer):
-            count = os.preadv(descriptor, [buffer[:STAGING_BYTES]], start)
-            if count == 0:
-                raise CheckpointError(
-                    f"{entry.file} ended inside the tensor {entry.name}: it changed while it was read"
-                )
-            buffer, start = buffer[count:], start + count
+        out = flat.view(torch.uint8).numpy()
+        if self._file(entry.file).read(start, out) < out.size:
+            raise CheckpointError(f"{entry.file} ended inside the tensor {entry.name}: it changed while it was read")
+
+    def _file(self, path: Path) -> RangeFile:
+        with self._lock:
+            found = self._files.get(path)
+            if found is None:
+                found = self._files[path] = RangeFile(path)
+            return found
