@@ -20,10 +20,11 @@ from ftengine.models.decoder import Decoder
 from ftengine.weights.checkpoint import Checkpoint
 
 
-def load_model(folder: Path, dtype: str = "float32") -> Decoder:
+def load_model(folder: Path, dtype: str = "float32", *, native: bool = True) -> Decoder:
+    """native: with the whole-step decoder where it is built; else layer by layer."""
     model = load(Checkpoint.open(folder), ModelOptions(dtype=dtype))
     assert isinstance(model, Decoder)
-    return model
+    return model if native else dataclasses.replace(model, native=None)
 
 
 def allocate(layout: CacheLayout, pages: int, page_size: int, slots: int) -> CacheTensors:
@@ -144,7 +145,7 @@ def router_ids(model: Decoder, prompt: list[int]) -> list[torch.Tensor]:
             recorders.append(RecordingExecutor(feed_forward.executor))
             feed_forward = dataclasses.replace(feed_forward, executor=recorders[-1])
         layers.append(dataclasses.replace(layer, feed_forward=feed_forward))
-    prefill_logits(dataclasses.replace(model, layers=layers), prompt)
+    prefill_logits(dataclasses.replace(model, layers=layers, native=None), prompt)
     return [recorder.seen[0][1] for recorder in recorders]
 
 
@@ -157,8 +158,7 @@ def permute_experts(model: Decoder) -> None:
     }
     for pool in banks.values():
         for bank in pool.values():
-            bank.gate_up.copy_(bank.gate_up.roll(1, 0))
-            bank.down.copy_(bank.down.roll(1, 0))
+            bank.blocks.copy_(bank.blocks.roll(1, 0))
 
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -206,9 +206,11 @@ class Comparison:
     routes_equal: bool  # every token's set of experts in every MoE layer
 
 
-def compare_with_transformers(folder: Path, prompt: list[int], *, chunk: int = 1 << 20) -> Comparison:
+def compare_with_transformers(
+    folder: Path, prompt: list[int], *, chunk: int = 1 << 20, native: bool = True
+) -> Comparison:
     """Both models in float32 over the same prompt, ours in chunks."""
-    model, reference = load_model(folder), load_reference(folder)
+    model, reference = load_model(folder, native=native), load_reference(folder)
     ours, theirs = prefill_logits(model, prompt, chunk), reference_logits(reference, prompt)
     our_ids, their_ids = router_ids(model, prompt), reference_router_ids(reference, prompt)
     return Comparison(

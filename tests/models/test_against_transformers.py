@@ -23,10 +23,11 @@ def prompts(*lengths: int, seed: int = 3) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("chunk", [1 << 20, 37, 1])
-def test_logits_and_routes_equal_transformers(checkpoint_of: Find, kind: str, chunk: int) -> None:
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+def test_logits_and_routes_equal_transformers(checkpoint_of: Find, kind: str, chunk: int, native: bool) -> None:
     """Every position of a prompt of more than one query block and delta-rule chunk; one token at a time for a part."""
     (prompt,) = prompts(60 if chunk == 1 else 300)
-    found = driver.compare_with_transformers(checkpoint_of(kind), prompt, chunk=chunk)
+    found = driver.compare_with_transformers(checkpoint_of(kind), prompt, chunk=chunk, native=native)
     assert found.logit_spread > 0.5
     assert found.logit_difference < TOLERANCE
     assert found.routes_equal

@@ -12,10 +12,10 @@ from ftengine.core import Batch
 from ftengine.layers.attention import Attention
 from ftengine.layers.delta_rule import CHUNK, chunked, recurrent_step
 from ftengine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
-from ftengine.layers.linear import Linear
 from ftengine.layers.rms_norm import RmsNorm
 from ftengine.layers.rotary import RopeScaling, Rotary, inverse_frequencies, rotate, yarn_attention_factor
 from ftengine.layers.step import QUERY_BLOCK, Step
+from tests.models import packing
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 
@@ -130,7 +130,8 @@ def test_attention_over_pages(lengths: list[int], contexts: list[int], window: i
     pages = int(batch.page_table.max()) + 1
     keys, values = torch.randn(2, pages, page_size, kv_heads, size)
     weight = torch.randn((heads + 2 * kv_heads) * size, hidden) / hidden**0.5
-    layer = Attention(Linear(weight), Linear(torch.eye(heads * size)), None, heads, kv_heads, size)
+    out = packing.linear(torch.eye(heads * size))
+    layer = Attention(packing.linear(weight), out, None, heads, kv_heads, size)
     tables = (torch.ones(len(batch.input_ids), 1, 4), torch.zeros(len(batch.input_ids), 1, 4))  # no turn
     states = torch.randn(len(batch.input_ids), hidden)
     found = layer(states, Step(batch, page_size, torch.float32, window), tables, keys, values)
@@ -207,14 +208,15 @@ def test_gated_delta_net_layer() -> None:
     """Two sequences that prefill and one that decodes, from states of their own; every token in float64."""
     shape, hidden = DeltaNetShape(key_heads=2, value_heads=4, key_dim=8, value_dim=6, kernel=4), 20
     channels, rows = shape.channels, shape.channels + shape.value_size + 2 * shape.value_heads
+    weight, outward = torch.randn(rows, hidden) / hidden**0.5, torch.randn(hidden, shape.value_size) / 5
     layer = GatedDeltaNet(
         shape=shape,
-        projection=Linear(torch.randn(rows, hidden) / hidden**0.5),
+        projection=packing.linear(weight),
         taps=torch.randn(4, channels),
         decay_scale=-torch.rand(4),
         decay_bias=torch.randn(4),
         norm=RmsNorm(torch.randn(6), 1e-6, torch.float32),
-        out=Linear(torch.randn(hidden, shape.value_size) / 5),
+        out=packing.linear(outward),
     )
     lengths, contexts = [70, 1, 1, 9], [5, 11, 0, 0]
     batch = batch_of(lengths, contexts, 4)
@@ -223,7 +225,7 @@ def test_gated_delta_net_layer() -> None:
     inputs = torch.randn(sum(lengths), hidden)
     found = layer(inputs, Step(batch, 4, torch.float32), {"window": windows, "delta": states})
 
-    projected = inputs.double() @ layer.projection.weight.double().T
+    projected = inputs.double() @ weight.double().T
     row = 0
     for index, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
         slot = int(batch.state_slots[index])
@@ -246,7 +248,7 @@ def test_gated_delta_net_layer() -> None:
             normed = out / (out.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * layer.norm.weight
             outputs.append(normed * F.silu(gate[:, head * 6 : head * 6 + 6]))
             torch.testing.assert_close(states[slot, head].double(), state, atol=1e-4, rtol=1e-4)
-        expected = torch.cat(outputs, dim=1) @ layer.out.weight.double().T
+        expected = torch.cat(outputs, dim=1) @ outward.double().T
         torch.testing.assert_close(found[row : row + length].double(), expected, atol=2e-3, rtol=1e-3)
         torch.testing.assert_close(windows[slot].double(), history[-3:], atol=1e-5, rtol=1e-5)
         row += length

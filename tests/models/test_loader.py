@@ -1,4 +1,4 @@
-"""TensorLoader and TensorReader against safetensors' own reader, and against files that change under them."""
+"""WeightLoader over files: packed, stacked and reordered matrices against the tensors that were saved."""
 
 from __future__ import annotations
 
@@ -10,55 +10,59 @@ import torch
 from safetensors.torch import save_file
 
 from ftengine.errors import CheckpointError
-from ftengine.weights import reader
-from ftengine.weights.checkpoint import Checkpoint
-from ftengine.weights.loader import TensorLoader
+from ftengine.formats.dequantize import dequantize
+from ftengine.formats.format import BF16, F32, FP8_BLOCK
+from ftengine.formats.matrix import PackedMatrix, QuantMatrix
+from ftengine.formats.pack import pack, unpack
+from ftengine.weights.loader import WeightLoader
+from ftengine.weights.open import open_source
+from ftengine.weights.stack import Matrix, halves_apart, natural, part, stack
 
 
-def checkpoint_of(folder: Path, tensors: dict[str, torch.Tensor]) -> Checkpoint:
+def loader_of(folder: Path, tensors: dict[str, torch.Tensor], seen: list[float] | None = None) -> WeightLoader:
     config = {"architectures": ["X"], "vocab_size": 1, "max_position_embeddings": 1}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
-    return Checkpoint.open(folder)
+    return WeightLoader(open_source(folder), lambda _stage, done: None if seen is None else seen.append(done))
 
 
-@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16])
+def plain(matrix: Matrix) -> torch.Tensor:
+    return dequantize(natural(matrix))
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_are_the_stored_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype, to: torch.dtype
-) -> None:
-    """Read in blocks much smaller than the tensor, against torch's own conversion."""
-    monkeypatch.setattr(reader, "STAGING_BYTES", 100)
+def test_a_matrix_keeps_its_numbers_and_its_format(tmp_path: Path, stored: torch.dtype) -> None:
     tensor = torch.randn(37, 11).to(stored)
-    with TensorLoader(checkpoint_of(tmp_path, {"x": tensor, "empty": tensor[:0]}), to, str) as loader:
-        assert torch.equal(loader.take("x", 37, 11), tensor.to(to))
-        assert loader.take("empty", 0, 11).numel() == 0
-        part = torch.empty(3, 11, dtype=to)
-        loader.read_part("x", part, 4 * 11)
-        assert torch.equal(part, tensor[4:7].to(to))
-        with pytest.raises(ValueError, match="no 33 elements"):
-            loader.read_part("x", part, 35 * 11)
+    with loader_of(tmp_path, {"x.weight": tensor, "v": tensor[0].clone()}) as loader:
+        found = loader.take_packed("x.weight", 37, 11)
+        assert found.format.name == {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[str(stored)[6:]]
+        assert torch.equal(plain(found), tensor.float())
+        assert torch.equal(loader.take("v", 11), tensor[0].float())
         loader.finish()
 
 
 def test_rows_are_stacked_in_the_order_asked_for(tmp_path: Path) -> None:
-    tensors = {"a": torch.randn(2, 5), "b": torch.randn(3, 5)}
-    with TensorLoader(checkpoint_of(tmp_path, tensors), torch.float32, str) as loader:
-        stacked = loader.take_rows([("b", 3), ("a", 2)], 5)
-    assert torch.equal(stacked, torch.cat((tensors["b"], tensors["a"])))
+    """Neighbours of one format become one matrix, where the upper one ends with a panel."""
+    tensors = {
+        "a.weight": torch.randn(2, 5),
+        "b.weight": torch.randn(32, 5),
+        "c.weight": torch.randn(3, 5),
+        "d.weight": torch.randn(16, 5).bfloat16(),
+    }
+    with loader_of(tmp_path, tensors) as loader:
+        order = [("b", 32), ("a", 2), ("c", 3), ("d", 16)]
+        found = loader.take_rows([(f"{name}.weight", rows) for name, rows in order], 5)
+    assert [(matrix.format, matrix.rows) for matrix in found] == [(F32, 34), (F32, 3), (BF16, 16)]
+    expected = torch.cat([tensors[f"{name}.weight"].float() for name, _ in order])
+    assert torch.equal(torch.cat([plain(matrix) for matrix in found]), expected)
 
 
 def test_progress_rises_to_one_and_counts_only_what_is_used(tmp_path: Path) -> None:
-    tensors = {"a": torch.zeros(30), "b": torch.zeros(10), "vision": torch.zeros(1000)}
+    tensors = {"a": torch.zeros(30), "b": torch.zeros(10), "model.visual.x": torch.zeros(1000)}
     seen: list[float] = []
-    with TensorLoader(
-        checkpoint_of(tmp_path, tensors),
-        torch.float32,
-        lambda name: None if name == "vision" else name,
-        lambda _stage, done: seen.append(done),
-    ) as loader:
+    with loader_of(tmp_path, tensors, seen) as loader:
         loader.take("a", 30)
-        with pytest.raises(CheckpointError, match=r"b .* no place"):
+        with pytest.raises(CheckpointError, match=r"b has no place"):
             loader.finish()
         loader.take("b", 10)
         loader.finish()
@@ -67,9 +71,38 @@ def test_progress_rises_to_one_and_counts_only_what_is_used(tmp_path: Path) -> N
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     """A memory map would end the process here."""
-    checkpoint = checkpoint_of(tmp_path, {"x": torch.zeros(1000)})
-    with TensorLoader(checkpoint, torch.float32, str) as loader:
+    with loader_of(tmp_path, {"x": torch.zeros(1000)}) as loader:
         with (tmp_path / "model.safetensors").open("r+b") as file:
             file.truncate(500)
         with pytest.raises(CheckpointError, match="ended inside the tensor x"):
             loader.take("x", 1000)
+
+
+def fp8_blocks(rows: int, columns: int) -> QuantMatrix:
+    codes = torch.randint(0, 0x7F, (rows, columns), dtype=torch.uint8)
+    return QuantMatrix(FP8_BLOCK, rows, columns, codes, torch.rand(-(-rows // 128), -(-columns // 128)) + 0.5)
+
+
+def matrices(size: int) -> list[QuantMatrix]:
+    return [QuantMatrix(F32, 4 * size, 40, torch.randn(4 * size, 40)), fp8_blocks(4 * size, 40)]
+
+
+@pytest.mark.parametrize("size", [128, 16, 6])
+@pytest.mark.parametrize("packing", [False, True])
+def test_halves_of_heads_are_put_apart(size: int, packing: bool) -> None:
+    """[a0, b0, a1, b1] -> [a0, a1, b0, b1], where heads end with blocks of scales, with panels only, with neither."""
+    for matrix in matrices(size):
+        expected = torch.cat([dequantize(matrix).view(4, size, 40)[at] for at in (0, 2, 1, 3)])
+        found = halves_apart(pack(matrix) if packing else matrix, size)
+        assert isinstance(found, PackedMatrix) == (packing and size % (128 if matrix.format is FP8_BLOCK else 16) == 0)
+        assert torch.equal(plain(found), expected)
+        together = stack([part(found, 0, 2 * size), part(found, 2 * size, 4 * size)])
+        assert torch.equal(torch.cat([plain(m) for m in together]), expected)
+
+
+def test_a_part_of_a_packed_matrix_is_a_view() -> None:
+    matrix = pack(QuantMatrix(F32, 48, 7, torch.randn(48, 7)))
+    found = part(matrix, 16, 48)
+    assert isinstance(found, PackedMatrix)
+    assert found.data.data_ptr() == matrix.data.data_ptr() + F32.matrix_bytes(16, 7)
+    assert torch.equal(unpack(found).codes, unpack(matrix).codes[16:])

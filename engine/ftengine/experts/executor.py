@@ -11,15 +11,15 @@ from typing import Protocol
 
 import torch
 
-from ftengine.experts.pool import ExpertPool
-from ftengine.kernels.table import moe_experts
+from ftengine.experts.pool import ExpertBank, ExpertPool
+from ftengine.kernels.packed import experts_packed
 
 
 @dataclass(frozen=True)
 class Routes:
     """Who computes what: token row t goes to expert_ids[t, k] with weights[t, k], in `layer`.
 
-    expert_ids [T, K] int64, a negative id marks a route that another executor takes; weights [T, K] float32.
+    expert_ids [T, K] integers, a negative id marks a route that another executor takes; weights [T, K] float32.
     """
 
     layer: int
@@ -40,5 +40,11 @@ class HostExecutor:
         self.pool = pool
 
     def add_partial(self, hidden: torch.Tensor, routes: Routes, out: torch.Tensor) -> None:
-        bank = self.pool.bank(routes.layer)
-        moe_experts(hidden, routes.expert_ids, routes.weights, bank.gate_up, bank.down, out)
+        add_experts(self.pool.bank(routes.layer), hidden, routes.expert_ids, routes.weights, out)
+
+
+def add_experts(
+    bank: ExpertBank, hidden: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+) -> None:
+    """out [T, H] float32 += the weighted outputs of a bank's experts; shapes as in Routes."""
+    experts_packed(hidden, expert_ids.int().contiguous(), weights.contiguous(), bank.layout, bank.blocks, out)

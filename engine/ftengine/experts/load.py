@@ -1,18 +1,22 @@
-"""Loads one layer's experts into a bank from either form that checkpoints have them in.
-
-Per expert: `<prefix>.<e>.<gate|up|down>.weight`, matrices [I, H], [I, H], [H, I]. Fused: `<prefix>.gate_up_proj`
-and `<prefix>.down_proj`, as [E, 2I, H] and [E, H, I] (transformers 5) or transposed, [E, H, 2I] and [E, I, H]
-(transformers 4); which of the two it is follows from both shapes together, also where 2I = H or I = H.
-"""
+"""Fills one layer's bank of experts: blocks as FTW has them, or matrices packed one expert after the other."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
+from ftengine.errors import CheckpointError
 from ftengine.experts.pool import ExpertBank
-from ftengine.weights.loader import TensorLoader
+from ftengine.formats.format import BF16, ExpertLayout, Format, panels
+from ftengine.formats.matrix import QuantMatrix
+from ftengine.formats.pack import pack_expert
+from ftengine.weights.loader import WeightLoader
+from ftengine.weights.stack import Matrix, packed, widened
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -21,69 +25,71 @@ class ExpertShape:
     hidden: int  # H
     intermediate: int  # I
 
-
-@dataclass(frozen=True)
-class ProjectionNames:
-    """What a checkpoint calls an expert's three matrices."""
-
-    gate: str
-    up: str
-    down: str
+    def of(self, projection: str) -> tuple[int, int]:
+        down = projection == "down_proj"
+        return (self.hidden, self.intermediate) if down else (self.intermediate, self.hidden)
 
 
-def load_bank(loader: TensorLoader, prefix: str, shape: ExpertShape, names: ProjectionNames) -> ExpertBank:
-    """Raises CheckpointError that names the tensor which is missing or has another shape."""
-    if f"{prefix}.gate_up_proj" in loader:
-        return _load_fused(loader, prefix, shape)
-    return _load_per_expert(loader, prefix, shape, names)
+def load_bank(loader: WeightLoader, layer: int, shape: ExpertShape) -> ExpertBank:
+    """The routed experts of a layer. Raises CheckpointError that names what is missing or has another shape."""
+    layout = loader.expert_layout(layer)
+    if layout is None:
+        return _pack_bank(loader, [f"layers.{layer}.mlp.experts.{expert}" for expert in range(shape.experts)], shape)
+    if (layout.hidden, layout.intermediate) != (shape.hidden, shape.intermediate):
+        raise CheckpointError(
+            f"the experts of layer {layer} are {layout.intermediate} x {layout.hidden}, "
+            f"expected {shape.intermediate} x {shape.hidden}"
+        )
+    bank = ExpertBank.allocate(layout, shape.experts)
+    loader.read_experts(layer, bank.blocks)
+    return bank
 
 
-def _new_bank(loader: TensorLoader, shape: ExpertShape) -> ExpertBank:
-    return ExpertBank(
-        torch.empty(shape.experts, 2 * shape.intermediate, shape.hidden, dtype=loader.dtype),
-        torch.empty(shape.experts, shape.hidden, shape.intermediate, dtype=loader.dtype),
-    )
+def load_one(loader: WeightLoader, prefix: str, hidden: int, intermediate: int) -> ExpertBank:
+    """A bank of one: a shared expert or a dense feed-forward."""
+    return _pack_bank(loader, [prefix], ExpertShape(1, hidden, intermediate))
 
 
-def _load_per_expert(loader: TensorLoader, prefix: str, shape: ExpertShape, names: ProjectionNames) -> ExpertBank:
-    into, back = (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+def _pack_bank(loader: WeightLoader, prefixes: list[str], shape: ExpertShape) -> ExpertBank:
     # Every shape is checked before memory is taken for what the configuration claims.
-    for expert in range(shape.experts):
-        for projection, expected in ((names.gate, into), (names.up, into), (names.down, back)):
-            loader.check(f"{prefix}.{expert}.{projection}.weight", expected)
-    bank = _new_bank(loader, shape)
-    for expert in range(shape.experts):
-        gate, up = torch.split(bank.gate_up[expert], shape.intermediate)
-        loader.read(f"{prefix}.{expert}.{names.gate}.weight", gate)
-        loader.read(f"{prefix}.{expert}.{names.up}.weight", up)
-        loader.read(f"{prefix}.{expert}.{names.down}.weight", bank.down[expert])
+    formats = {
+        projection: _common(
+            loader.check(f"{prefix}.{projection}.weight", shape.of(projection)).format for prefix in prefixes
+        )
+        for projection in PROJECTIONS
+    }
+    gate_up = _common((formats["gate_proj"], formats["up_proj"]))
+    layout = ExpertLayout(shape.hidden, shape.intermediate, gate_up, formats["down_proj"])
+    bank = ExpertBank.allocate(layout, shape.experts)
+
+    def fill(expert: int) -> None:
+        matrices = [
+            loader.take_matrix(f"{prefixes[expert]}.{projection}.weight", *shape.of(projection))
+            for projection in PROJECTIONS
+        ]
+        _fill(layout, matrices, bank.blocks[expert])
+
+    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(prefixes)))) as threads:
+        for _ in threads.map(fill, range(len(prefixes))):
+            pass
     return bank
 
 
-def _load_fused(loader: TensorLoader, prefix: str, shape: ExpertShape) -> ExpertBank:
-    gate_up, down = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
-    experts, hidden, intermediate = shape.experts, shape.hidden, shape.intermediate
-    found = (loader.shape(gate_up), loader.shape(down))
-    transposed = found == ((experts, hidden, 2 * intermediate), (experts, intermediate, hidden))
-    if not transposed:
-        loader.check(gate_up, (experts, 2 * intermediate, hidden))
-        loader.check(down, (experts, hidden, intermediate))
-    else:
-        loader.check(gate_up, found[0])
-        loader.check(down, found[1])
-    bank = _new_bank(loader, shape)
-    for name, matrices in ((gate_up, bank.gate_up), (down, bank.down)):
-        if transposed:
-            _read_transposed(loader, name, matrices)
-        else:
-            loader.read(name, matrices)
-    return bank
+def _common(formats: Iterable[Format]) -> Format:
+    """The format that all have, or BF16, which holds them all."""
+    found = set(formats)
+    return found.pop() if len(found) == 1 else BF16
 
 
-def _read_transposed(loader: TensorLoader, name: str, out: torch.Tensor) -> None:
-    experts, rows, columns = out.shape
-    staging = torch.empty(columns, rows, dtype=out.dtype)
-    for expert in range(experts):
-        loader.read_part(name, staging, expert * rows * columns)
-        out[expert].copy_(staging.T)
-    loader.taken(name)
+def _fill(layout: ExpertLayout, matrices: list[Matrix], block: torch.Tensor) -> None:
+    gate, up, down = (
+        matrix if matrix.format is wanted else widened(matrix)
+        for matrix, wanted in zip(matrices, (layout.gate_up, layout.gate_up, layout.down), strict=True)
+    )
+    if isinstance(gate, QuantMatrix) and isinstance(up, QuantMatrix) and isinstance(down, QuantMatrix):
+        pack_expert(layout, gate, up, down, out=block, threads=1)
+        return
+    pairs = block[: layout.down_offset].view(panels(layout.intermediate), 2, -1)
+    for place, matrix in enumerate((gate, up)):
+        pairs[:, place].copy_(packed(matrix).data.view(len(pairs), -1))
+    block[layout.down_offset : layout.bias_offset].copy_(packed(down).data)

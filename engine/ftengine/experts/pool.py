@@ -6,17 +6,25 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ftengine.formats.format import ExpertLayout
+from ftengine.weights.buffer import host_buffer
+
 
 @dataclass(frozen=True)
 class ExpertBank:
-    """One layer's experts, contiguous. gate_up: [E, 2I, H], gate's rows first; down: [E, H, I]."""
+    """One layer's experts, each a block that the kernels read in order. blocks: uint8 [E, layout.block_bytes]."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    layout: ExpertLayout
+    blocks: torch.Tensor
 
     @property
     def experts(self) -> int:
-        return self.gate_up.shape[0]
+        return self.blocks.shape[0]
+
+    @staticmethod
+    def allocate(layout: ExpertLayout, experts: int) -> ExpertBank:
+        """Zero-filled. Raises MemoryError."""
+        return ExpertBank(layout, host_buffer(experts * layout.block_bytes).view(experts, layout.block_bytes))
 
 
 @dataclass
@@ -31,11 +39,10 @@ class ExpertPool:
     def bank(self, layer: int) -> ExpertBank:
         return self.banks[layer]
 
-    def expert(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of one expert: gate_up [2I, H] and down [H, I]."""
-        bank = self.banks[layer]
-        return bank.gate_up[expert], bank.down[expert]
+    def expert(self, layer: int, expert: int) -> torch.Tensor:
+        """View of one expert's block, uint8 [block_bytes]."""
+        return self.banks[layer].blocks[expert]
 
     @property
     def nbytes(self) -> int:
-        return sum(bank.gate_up.nbytes + bank.down.nbytes for bank in self.banks.values())
+        return sum(bank.blocks.nbytes for bank in self.banks.values())

@@ -42,7 +42,10 @@ class Attention:
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
-        """hidden [T, H] -> [T, H]. keys, values: this layer's cache, [pages, page_size, K, D]; written, then read."""
+        """hidden [T, H] -> float32 [T, H].
+
+        keys, values: this layer's cache, [pages, page_size, K, D]; written, then read.
+        """
         tokens = hidden.shape[0]
         projected = self.qkv(hidden).view(tokens, -1, self.head_dim)
         turning, kept = projected.tensor_split([self.heads + self.kv_heads], dim=1)
@@ -51,11 +54,11 @@ class Attention:
         turned = rotate(turning, *tables).to(keys.dtype)
         slots = step.batch.slot_mapping
         keys.flatten(0, 1).index_copy_(0, slots, turned[:, self.heads :])
-        values.flatten(0, 1).index_copy_(0, slots, kept[:, : self.kv_heads])
+        values.flatten(0, 1).index_copy_(0, slots, kept[:, : self.kv_heads].to(values.dtype))
         attended = self._attend(turned[:, : self.heads], step, keys, values).flatten(1)
         if self.gated:
-            attended = attended.mul_(kept[:, self.kv_heads :].flatten(1).sigmoid())
-        return self.out(attended)
+            attended = kept[:, self.kv_heads :].flatten(1).sigmoid().mul_(attended)
+        return self.out(attended.to(hidden.dtype))
 
     def _attend(self, queries: torch.Tensor, step: Step, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """queries [T, N, D] -> [T, N, D]."""

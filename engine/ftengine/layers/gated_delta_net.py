@@ -62,10 +62,13 @@ class GatedDeltaNet:
     out: Linear
 
     def __call__(self, hidden: torch.Tensor, step: Step, states: dict[str, torch.Tensor]) -> torch.Tensor:
-        """hidden [T, H] -> [T, H]. states: this layer's, [slots, ...]; read and written at the sequences' slots."""
+        """hidden [T, H] -> float32 [T, H].
+
+        states: this layer's, [slots, ...]; read and written at the sequences' slots.
+        """
         shape = self.shape
         sizes = [shape.channels, shape.value_size, shape.value_heads, shape.value_heads]
-        mixed, gate, rate, decay = torch.split(self.projection(hidden).float(), sizes, dim=1)
+        mixed, gate, rate, decay = torch.split(self.projection(hidden), sizes, dim=1)
         rate = rate.sigmoid()
         decay = F.softplus(decay + self.decay_bias).mul_(self.decay_scale)
         core = hidden.new_empty(hidden.shape[0], shape.value_heads, shape.value_dim, dtype=torch.float32)

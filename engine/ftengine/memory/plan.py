@@ -13,7 +13,7 @@ from ftengine.errors import ConfigError
 from ftengine.memory.machine import cgroup_cpus, cpu_flags, usable_cpus
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 1 << 30
 
 DEFAULT_CONTEXT = 131072  # tokens; agents' sessions rarely grow longer, and keys and values of more cost gigabytes
@@ -24,15 +24,13 @@ SNAPSHOT_SHARE = 0.1
 SNAPSHOT_CAP = 8 * GIB
 
 
-def resolve_dtype(asked: str, elements: int, available: int, flags: frozenset[str] | None = None) -> Resolved[str]:
-    """The dtype to compute in. elements: parameters of the checkpoint; available: bytes for them."""
+def resolve_dtype(asked: str, flags: frozenset[str] | None = None) -> Resolved[str]:
+    """The dtype of activations, keys and values. Weights keep the format they are stored in."""
     if asked != "auto":
         return Resolved(asked, "asked for")
     native = next((flag for flag in BFLOAT16_FLAGS if flag in (cpu_flags() if flags is None else flags)), None)
     if native is not None:
         return Resolved("bfloat16", f"the CPU has {native}")
-    if elements * WEIGHT_BYTES["float32"] > usable(available) >= elements * WEIGHT_BYTES["bfloat16"]:
-        return Resolved("bfloat16", "the weights do not fit in memory as float32")
     return Resolved("float32", "the CPU has no bfloat16 instructions")
 
 
@@ -67,18 +65,16 @@ def check_context(config: EngineConfig, checkpoint_context: int) -> None:
         )
 
 
-def check_memory(
-    config: EngineConfig, elements: int, token_bytes: int, dtype: str, available: int, source: str
-) -> None:
+def check_memory(config: EngineConfig, weights: int, token_bytes: int, available: int, source: str) -> None:
     """Raises ConfigError if weights and the least of a cache cannot fit, before a byte of them is read.
 
-    elements: parameters; token_bytes: keys and values of a token; available: bytes, and `source` says what bounds them.
+    weights: bytes as they will lie in memory; token_bytes: keys and values of a token; available: bytes, and `source`
+    says what bounds them.
     """
-    weights = elements * WEIGHT_BYTES[dtype]
     tokens = config.kv_tokens or config.context or SMALLEST_CONTEXT
     if weights + tokens * token_bytes > usable(available):
         raise ConfigError(
-            f"the weights need {gigabytes(weights)} as {dtype} and {tokens} tokens of keys and values "
+            f"the weights need {gigabytes(weights)} and {tokens} tokens of keys and values "
             f"{gigabytes(tokens * token_bytes)}, but of {gigabytes(available)} available ({source}) "
             f"{gigabytes(usable(available))} can be used",
             "ft list",

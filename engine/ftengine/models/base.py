@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ftengine.core import Batch, CacheLayout, CacheTensors
     from ftengine.weights.checkpoint import Checkpoint
+    from ftengine.weights.source import WeightSource
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class ModelOptions:
 
     dtype: str  # "float32" or "bfloat16"
     device: str = "cpu"
+    threads: int = 0  # of the native decoder; 0: torch's own setting
     progress: Callable[[str, float], None] = lambda stage, done: None  # stage, fraction 0..1
+    source: WeightSource | None = None  # of the weights; None: what lies in the checkpoint's folder
 
 
 class Model(Protocol):

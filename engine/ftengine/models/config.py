@@ -36,7 +36,6 @@ class DecoderConfig(msgspec.Struct):
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: Positive | None = None
     original_max_position_embeddings: Size | None = None
-    quantization_config: dict[str, Any] | None = None
 
     @property
     def head_size(self) -> int:
@@ -62,8 +61,6 @@ def read_config(checkpoint: Checkpoint, kind: type[Config]) -> Config:
         config = msgspec.convert(checkpoint.text_config, kind)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    if config.quantization_config or checkpoint.config.get("quantization_config"):
-        raise CheckpointError(f"{where}: quantized weights are not served, only BF16, F16 and F32")
     if config.hidden_act != "silu":
         raise CheckpointError(f"{where}: the activation {config.hidden_act[:40]!r} is not served, only silu")
     if config.num_attention_heads % config.kv_heads:

@@ -25,6 +25,12 @@ class FeedForward(Protocol):
         ...
 
 
+class NativeForward(Protocol):
+    def forward(self, batch: Batch, cache: CacheTensors) -> torch.Tensor:
+        """See Model.forward."""
+        ...
+
+
 @dataclass(frozen=True)
 class DecoderLayer:
     """cache_index: the layer's place among those of its kind, in CacheTensors.keys or CacheTensors.states."""
@@ -38,7 +44,11 @@ class DecoderLayer:
 
 @dataclass
 class Decoder:
-    """Fulfils ftengine.models.base.Model. window: keys a query sees, itself included; None for all before it."""
+    """Fulfils ftengine.models.base.Model.
+
+    window: keys a query sees, itself included; None for all before it. native: computes the same in one call; without
+    it, layer by layer in torch, which is what other implementations are compared with.
+    """
 
     vocab_size: int
     max_context: int
@@ -50,10 +60,13 @@ class Decoder:
     head: Linear
     rotary: Rotary
     window: int | None = None
+    native: NativeForward | None = None
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: CacheTensors) -> torch.Tensor:
         """See Model.forward. Returns float32 logits, [len(batch.logits_rows), vocab_size]."""
+        if self.native is not None:
+            return self.native.forward(batch, cache)
         step = Step(batch, cache.page_size, self.norm.dtype, self.window)
         tables = self.rotary.tables(batch.positions)
         residual = self.embedding(batch.input_ids)
@@ -66,4 +79,4 @@ class Decoder:
                 mixed = layer.mixer(hidden, step, tables, cache.keys[at], cache.values[at])
             residual.add_(mixed)
             layer.feed_forward.add_to(residual, layer.feed_forward_norm(residual))
-        return self.head(self.norm(residual[batch.logits_rows])).float()
+        return self.head(self.norm(residual[batch.logits_rows]))

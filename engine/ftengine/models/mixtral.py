@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from ftengine.experts.load import ProjectionNames
 from ftengine.models.base import Model, ModelOptions
-from ftengine.models.build import Builder, open_loader
+from ftengine.models.build import Builder
 from ftengine.models.config import DecoderConfig, Size, read_config
 from ftengine.models.decoder import DecoderLayer
 from ftengine.models.rope import rope_scaling
 from ftengine.weights.checkpoint import Checkpoint
 
 DEFAULT_THETA = 1e6
-PER_EXPERT = ProjectionNames(gate="w1", up="w3", down="w2")
 
 
 class MixtralConfig(DecoderConfig, kw_only=True):
@@ -21,12 +19,9 @@ class MixtralConfig(DecoderConfig, kw_only=True):
 
 def load(checkpoint: Checkpoint, options: ModelOptions) -> Model:
     config = read_config(checkpoint, MixtralConfig)
-    with open_loader(checkpoint, options) as loader:
-        builder = Builder(loader, config)
+    with Builder(checkpoint, options, config) as builder:
         layers = [_layer(builder, config, index) for index in range(config.num_hidden_layers)]
-        return builder.decoder(
-            checkpoint, layers, rope_scaling(config, theta=DEFAULT_THETA), window=config.sliding_window
-        )
+        return builder.decoder(layers, rope_scaling(config, theta=DEFAULT_THETA), window=config.sliding_window)
 
 
 def _layer(builder: Builder, config: MixtralConfig, index: int) -> DecoderLayer:
@@ -36,5 +31,5 @@ def _layer(builder: Builder, config: MixtralConfig, index: int) -> DecoderLayer:
         mixer=builder.attention(index, head_norms=False),
         cache_index=index,
         feed_forward_norm=builder.norm(f"{prefix}.post_attention_layernorm"),
-        feed_forward=builder.moe(index, config.intermediate_size, PER_EXPERT),
+        feed_forward=builder.moe(index, config.intermediate_size),
     )

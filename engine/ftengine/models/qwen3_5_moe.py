@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 
 from ftengine.errors import CheckpointError
-from ftengine.experts.load import ProjectionNames
 from ftengine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
-from ftengine.layers.linear import Linear
-from ftengine.layers.moe import SharedExpert
 from ftengine.layers.rms_norm import RmsNorm
 from ftengine.models.base import Model, ModelOptions
-from ftengine.models.build import Builder, open_loader
+from ftengine.models.build import Builder
 from ftengine.models.config import Count, DecoderConfig, Size, read_config
 from ftengine.models.decoder import DecoderLayer
 from ftengine.models.rope import rope_scaling
@@ -19,7 +16,6 @@ from ftengine.weights.checkpoint import Checkpoint
 
 DEFAULT_THETA = 10_000.0
 DEFAULT_ROTARY_PART = 0.25
-PER_EXPERT = ProjectionNames(gate="gate_proj", up="up_proj", down="down_proj")
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
@@ -59,10 +55,9 @@ def load(checkpoint: Checkpoint, options: ModelOptions) -> Model:
     config = read_config(checkpoint, Qwen35MoeConfig)
     kinds, shape = config.kinds(), config.delta_shape()
     rope = rope_scaling(config, theta=DEFAULT_THETA, partial=DEFAULT_ROTARY_PART)
-    with open_loader(checkpoint, options) as loader:
-        builder = Builder(loader, config, one_plus=True)
+    with Builder(checkpoint, options, config, one_plus=True) as builder:
         layers = [_layer(builder, config, shape, kinds, index) for index in range(config.num_hidden_layers)]
-        return builder.decoder(checkpoint, layers, rope, states=(shape.states(),) * kinds.count(LINEAR))
+        return builder.decoder(layers, rope, states=(shape.states(),) * kinds.count(LINEAR))
 
 
 def _layer(
@@ -76,13 +71,7 @@ def _layer(
         cache_index=kinds[:index].count(kind),
         feed_forward_norm=builder.norm(f"{prefix}.post_attention_layernorm"),
         feed_forward=builder.moe(
-            index,
-            config.moe_intermediate_size,
-            PER_EXPERT,
-            shared=SharedExpert(
-                builder.swiglu(f"{prefix}.mlp.shared_expert", config.shared_expert_intermediate_size),
-                builder.linear(f"{prefix}.mlp.shared_expert_gate", 1, config.hidden_size),
-            ),
+            index, config.moe_intermediate_size, shared_intermediate=config.shared_expert_intermediate_size
         ),
     )
 
@@ -95,16 +84,15 @@ def _delta_net(builder: Builder, shape: DeltaNetShape, prefix: str) -> GatedDelt
         ("in_proj_b", shape.value_heads),
         ("in_proj_a", shape.value_heads),
     ]
-    projection = loader.take_rows([(f"{prefix}.{name}.weight", count) for name, count in rows], hidden)
-    taps = loader.take(f"{prefix}.conv1d.weight", shape.channels, 1, shape.kernel, dtype=torch.float32)
+    taps = loader.take(f"{prefix}.conv1d.weight", shape.channels, 1, shape.kernel)
     # This norm multiplies by w, not by 1 + w as the model's others do.
-    norm_weight = loader.take(f"{prefix}.norm.weight", shape.value_dim, dtype=torch.float32)
+    norm_weight = loader.take(f"{prefix}.norm.weight", shape.value_dim)
     return GatedDeltaNet(
         shape=shape,
-        projection=Linear(projection),
+        projection=builder.stacked([(f"{prefix}.{name}", count) for name, count in rows], hidden),
         taps=taps.squeeze(1).T.contiguous(),
-        decay_scale=-loader.take(f"{prefix}.A_log", shape.value_heads, dtype=torch.float32).exp(),
-        decay_bias=loader.take(f"{prefix}.dt_bias", shape.value_heads, dtype=torch.float32),
+        decay_scale=-loader.take(f"{prefix}.A_log", shape.value_heads).exp(),
+        decay_bias=loader.take(f"{prefix}.dt_bias", shape.value_heads),
         norm=RmsNorm(norm_weight, builder.config.rms_norm_eps, torch.float32),
         out=builder.linear(f"{prefix}.out_proj", hidden, shape.value_size),
     )

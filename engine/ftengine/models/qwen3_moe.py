@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from ftengine.experts.load import ProjectionNames
 from ftengine.models.base import Model, ModelOptions
-from ftengine.models.build import Builder, open_loader
+from ftengine.models.build import Builder
 from ftengine.models.config import Count, DecoderConfig, Size, read_config
 from ftengine.models.decoder import DecoderLayer, FeedForward
 from ftengine.models.rope import rope_scaling
 from ftengine.weights.checkpoint import Checkpoint
 
 DEFAULT_THETA = 10_000.0
-PER_EXPERT = ProjectionNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
 class Qwen3MoeConfig(DecoderConfig, kw_only=True):
@@ -29,18 +27,17 @@ class Qwen3MoeConfig(DecoderConfig, kw_only=True):
 
 def load(checkpoint: Checkpoint, options: ModelOptions) -> Model:
     config = read_config(checkpoint, Qwen3MoeConfig)
-    with open_loader(checkpoint, options) as loader:
-        builder = Builder(loader, config)
+    with Builder(checkpoint, options, config) as builder:
         layers = [_layer(builder, config, index) for index in range(config.num_hidden_layers)]
         window = config.sliding_window if config.use_sliding_window else None
-        return builder.decoder(checkpoint, layers, rope_scaling(config, theta=DEFAULT_THETA), window=window)
+        return builder.decoder(layers, rope_scaling(config, theta=DEFAULT_THETA), window=window)
 
 
 def _layer(builder: Builder, config: Qwen3MoeConfig, index: int) -> DecoderLayer:
     prefix = f"layers.{index}"
     feed_forward: FeedForward
     if config.is_sparse(index):
-        feed_forward = builder.moe(index, config.moe_intermediate_size, PER_EXPERT, normalize=config.norm_topk_prob)
+        feed_forward = builder.moe(index, config.moe_intermediate_size, normalize=config.norm_topk_prob)
     else:
         feed_forward = builder.swiglu(f"{prefix}.mlp", config.intermediate_size)
     return DecoderLayer(

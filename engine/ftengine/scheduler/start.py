@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import time
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_bytes
 from ftengine.config import EngineConfig, Resolved, facts
 from ftengine.errors import ConfigError
+from ftengine.kernels.choice import choose_kernels
 from ftengine.memory import estimate
 from ftengine.memory.machine import available_memory
 from ftengine.memory.plan import CachePlan, check_context, check_memory, plan_cache, resolve_dtype, resolve_threads
@@ -21,6 +23,8 @@ from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits
 from ftengine.weights.checkpoint import Checkpoint
+from ftengine.weights.ftw.advice import advice
+from ftengine.weights.open import open_source
 from ftengine.wire import Ready
 
 log = logging.getLogger(__name__)
@@ -34,31 +38,39 @@ def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
     """Raises FtError or MemoryError, with what is wrong and how much is missing."""
     threads = resolve_threads(config.threads)
     torch.set_num_threads(threads.value)
+    kernels = choose_kernels()
     import_plugins(os.environ.get("FT_PLUGINS", ""))
     checkpoint = Checkpoint.open(config.model_dir)
     check_context(config, checkpoint.max_context)
-    memory, source = available_memory()
-    elements = estimate.count_elements(checkpoint)
-    dtype = resolve_dtype(config.dtype, elements, memory)
+    memory, bound = available_memory()
+    dtype = resolve_dtype(config.dtype)
     token_bytes = estimate.kv_bytes_per_token(checkpoint.text_config, dtype.value)
-    check_memory(config, elements, token_bytes, dtype.value, memory, source)
+    weights = open_source(checkpoint.path)
+    weight_bytes = estimate.weight_bytes(weights, checkpoint.text_config)
+    check_memory(config, weight_bytes, token_bytes, memory, bound)
 
     def loading(stage: str, done: float) -> None:
         progress(stage, LOADED * done)
 
-    model = load(checkpoint, ModelOptions(dtype=dtype.value, progress=loading))
+    options = ModelOptions(dtype=dtype.value, threads=threads.value, progress=loading, source=weights)
+    began = time.monotonic()
+    model = load(checkpoint, options)
+    if saving := advice(weights, checkpoint.path, weight_bytes, time.monotonic() - began):
+        log.info(saving)
+    leave_cores_to(model)
     progress("allocating the cache", LOADED)
     engine, plan = build_engine(config, model)
     progress("warming up", 0.95)
     engine.warm_up()
     known = facts(
         threads=threads,
+        kernels=kernels,
         dtype=dtype,
         context_length=plan.context,
         max_running=plan.max_running,
         kv_tokens=plan.kv_tokens,
         state_slots=plan.state_slots,
-        memory_bytes=Resolved(memory, source),
+        memory_bytes=Resolved(memory, bound),
     )
     for name, fact in known.items():
         log.info("%s: %s (%s)", name, fact["value"], fact["reason"])
@@ -71,6 +83,12 @@ def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
         kv_tokens=plan.kv_tokens.value,
         facts=known,
     )
+
+
+def leave_cores_to(model: Model) -> None:
+    """Torch's threads spin for milliseconds after an operation, on the cores where native ones should go on."""
+    if getattr(model, "native", None) is not None:
+        torch.set_num_threads(1)
 
 
 def build_engine(config: EngineConfig, model: Model) -> tuple[Engine, CachePlan]:
