@@ -48,4 +48,5 @@ def ft_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty FT_HOME of this test's own, in the environment."""
     home = tmp_path / "ft-home"
     monkeypatch.setenv("FT_HOME", str(home))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub-cache"))  # what others left in the user's is not ours to see
     return home

@@ -9,13 +9,19 @@ from collections.abc import Sequence
 
 import click
 
+from ftengine.errors import FtError
 from ftlaunch.cli.errors import report
 
 # name -> (module, one line for `ft --help`); each module holds a click command named `command`
 COMMANDS = {
     "launch": ("ftlaunch.cli.launch", "Start a coding agent that a local model answers."),
     "pull": ("ftlaunch.cli.pull", "Fetch a model into the store."),
-    "list": ("ftlaunch.cli.list", "Show the models in the store."),
+    "list": ("ftlaunch.cli.list", "Show the models on this machine."),
+    "show": ("ftlaunch.cli.show", "Show what a model is, without loading it."),
+    "verify": ("ftlaunch.cli.verify", "Check every byte of models against their recorded hashes."),
+    "rm": ("ftlaunch.cli.rm", "Remove a model from the store."),
+    "checkpoint": ("ftlaunch.cli.checkpoint", "Convert a model into the layout that the engine runs from."),
+    "bench": ("ftlaunch.cli.bench", "Measure this machine."),
     "serve": ("ftlaunch.cli.serve", "Serve a model over HTTP until Ctrl-C."),
     "ps": ("ftlaunch.cli.ps", "Show the running servers."),
     "stop": ("ftlaunch.cli.stop", "Stop running servers."),
@@ -68,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.name == "nt":
             return _refuse_windows()
         _open_standard_streams()
+        _check_working_directory()
         status = ft.main(args=None if arguments is None else list(arguments), prog_name="ft", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
@@ -87,6 +94,14 @@ def _open_standard_streams() -> None:
                 os.close(fd)
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
             os.set_inheritable(number, True)
+
+
+def _check_working_directory() -> None:
+    """In a removed folder no relative path means anything, and PyTorch does not find its own libraries."""
+    try:
+        os.getcwd()  # noqa: PTH109 - Path.cwd() is the same
+    except FileNotFoundError:
+        raise FtError("the folder that this shell is in was removed", "cd to another folder") from None
 
 
 def _refuse_windows() -> int:

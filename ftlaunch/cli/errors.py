@@ -30,13 +30,21 @@ def _missing_module(error: Exception) -> Told:
 
 def _os_error(error: Exception) -> Told:
     assert isinstance(error, OSError)
-    name = error.filename if error.filename is not None else "a file"
+    name = error.filename if error.filename is not None else "what is being written"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Told(f"no space is left for {name}", "free some, or set FT_HOME to a folder on another disk")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return Told(f"{name} cannot be read or written by this user", "set FT_HOME to a folder of yours")
     reason = error.strerror or str(error) or type(error).__name__
-    return Told(f"{name}: {reason}" if error.filename is not None else reason)
+    step = "set FT_HOME to a folder of yours" if _in_home(error.filename) else ""
+    return Told(f"{name}: {reason}" if error.filename is not None else reason, step)
+
+
+def _in_home(filename: object) -> bool:
+    from ftlaunch import paths
+
+    home = str(paths.home())
+    return isinstance(filename, str) and (filename == home or filename.startswith(f"{home}/"))
 
 
 def _out_of_memory(_: Exception) -> Told:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ftlaunch.cli.output import Output, json_option
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AGENTS = ("claude", "codex", "opencode", "openclaw")
 
@@ -56,12 +53,13 @@ def command(
     ft launch opencode --server http://127.0.0.1:1919
     """
     import os
+    from pathlib import Path
 
     from ftlaunch.launch.request import LaunchRequest
 
     request = LaunchRequest(
         agent=agent,
-        directory=_directory(),
+        directory=Path.cwd(),
         environ=dict(os.environ),
         user_args=agent_args,
         strip_all=strip == "all",
@@ -82,17 +80,6 @@ def command(
     from ftlaunch.launch.run import launch
 
     return launch(request, Talk(output.say, output.progress, lambda question: yes or _confirm(question)))
-
-
-def _directory() -> Path:
-    from pathlib import Path
-
-    from ftengine.errors import FtError
-
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        raise FtError("the folder that this shell is in was removed", "cd to your repository") from None
 
 
 def _confirm(question: str) -> bool:

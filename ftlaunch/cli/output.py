@@ -36,7 +36,8 @@ class Output:
         if self.as_json:
             self._json(data)
         elif not rows:
-            self.say(empty)
+            if empty:
+                self.say(empty)
         elif sys.stdout.isatty():
             _draw(columns, rows)
         else:

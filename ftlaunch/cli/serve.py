@@ -13,7 +13,10 @@ AT_LEAST_ONE = click.IntRange(min=1)
 
 @click.command()
 @click.option(
-    "--model", required=True, metavar="NAME|DIR", help="A model of the store, or a directory in Hugging Face form."
+    "--model",
+    required=True,
+    metavar="NAME|DIR|FILE",
+    help="A model of the store or the Hugging Face cache, a directory (safetensors or FTW), or a GGUF file.",
 )
 @click.option(
     "--host",

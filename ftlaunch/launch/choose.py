@@ -35,19 +35,26 @@ def default_model() -> str:
 
 def _have(name: str, talk: Talk) -> None:
     from ftlaunch.store import resolve
-    from ftlaunch.store.catalogue import CATALOGUE
 
     try:
         resolve(name)
     except FtError as error:
-        if name not in CATALOGUE:
+        if not can_be_fetched(name):
             raise
         if not talk.confirm(f"{str(error)[:1].upper()}{str(error)[1:]}. Fetch it?"):
             raise FtError(str(error), f"ft pull {name}, or the same command with --yes") from None
-        from ftlaunch.store.pull import pull
+        from ftlaunch.store.pull import Wishes, pull
 
         with talk.progress() as show:
-            pull(name, on_progress=show, on_message=talk.say)
+            pull(name, on_progress=show, on_message=talk.say, wishes=Wishes(confirm=talk.confirm))
+
+
+def can_be_fetched(name: str) -> bool:
+    """Whether `ft pull` knows a source for the name: the catalogue, in any case, or a repository of the Hub."""
+    from ftlaunch.store.catalogue import short_name
+    from ftlaunch.store.names import hub_name, looks_like_path
+
+    return not looks_like_path(name) and (short_name(name) is not None or hub_name(name) is not None)
 
 
 def context_on_disk(name: str) -> int | None:

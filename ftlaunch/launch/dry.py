@@ -6,7 +6,7 @@ from typing import Any
 
 from ftengine.errors import FtError
 from ftlaunch.launch import preview, remote
-from ftlaunch.launch.choose import context_on_disk, default_model
+from ftlaunch.launch.choose import can_be_fetched, context_on_disk, default_model
 from ftlaunch.launch.connect import NO_KEY, local_endpoint, output_limit, remote_endpoint
 from ftlaunch.launch.fit import fitting
 from ftlaunch.launch.install import folder
@@ -55,12 +55,11 @@ def _future(model: str, request: LaunchRequest, notes: list[str]) -> Endpoint:
     """What the server will be that a real launch would start."""
     from ftlaunch.servers.options import DEFAULT_HOST, DEFAULT_PORT
     from ftlaunch.store import canonical, resolve
-    from ftlaunch.store.catalogue import CATALOGUE
 
     try:
         resolve(model)
     except FtError:
-        if model not in CATALOGUE:
+        if not can_be_fetched(model):
             raise
         notes.append(f"Would fetch the model first: ft pull {model}")
     notes.append(f"Would start a server of {model}; its port and key are chosen then")

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 def serve(options: ServeOptions) -> None:
     """Serve until stopped. Raises FtError when it cannot start."""
-    from ftlaunch.store import resolve
+    from ftlaunch.store import resolve, used
 
     model_dir = resolve(options.model)
     record = _record(options, model_dir, _port(options))
     settings = _settings(options, record, model_dir)
     from ftengine.api import server
 
+    used.record(record.model)
     with publish(record):
         server.run(settings)
 
@@ -65,12 +66,21 @@ def _record(options: ServeOptions, model_dir: Path, port: int) -> ServerRecord:
         host=options.host,
         port=port,
         model=canonical(options.model),
-        served_name=options.served_model_name or model_dir.name,
+        served_name=options.served_model_name or _served_name(options.model, model_dir),
         log=log_path(server_id) if options.background else None,
         started=time.time(),
         api_key=options.api_key,
         lease_dir=paths.leases(server_id) if options.leased else None,
     )
+
+
+def _served_name(model: str, path: Path) -> str:
+    """The model's name without its revision; of a path the last part, of a file without its ending."""
+    from ftlaunch.store.names import canonical, looks_like_path
+
+    if looks_like_path(model):
+        return path.stem if path.is_file() else path.name
+    return canonical(model).partition("@")[0]
 
 
 def _settings(options: ServeOptions, record: ServerRecord, model_dir: Path) -> ServeSettings:

@@ -7,7 +7,7 @@ downloads, so that an interrupted pull does not fetch again what it had. Names t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from ftlaunch import paths
 from ftlaunch.locks import locked
 from ftlaunch.store import manifest
-from ftlaunch.store.files import remove, sync, sync_tree
+from ftlaunch.store.files import DISK_ERRORS, remove, sync, sync_tree
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Site:
     partial: Path  # becomes `final`
     downloads: Path  # kept until the model is complete
 
-    def finish(self, recipe: str) -> None:
-        """Turn what was built in `partial` into the model."""
-        manifest.write(self.partial, recipe)
+    def finish(self, source: manifest.Source, files: Mapping[str, manifest.File] | None = None) -> None:
+        """Turn what was built in `partial` into the model. files: as recorded; None: hashed here."""
+        manifest.write(self.partial, source, manifest.hash_files(self.partial) if files is None else files)
         sync_tree(self.partial)
         remove(self.final)
         self.partial.rename(self.final)
@@ -46,5 +46,9 @@ def site(name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[Site
         remove(here.partial)
         try:
             yield here
+        except OSError as error:
+            if error.errno in DISK_ERRORS:
+                remove(here.downloads)  # a full disk hurts more than a download that begins anew
+            raise
         finally:
             remove(here.partial)

@@ -21,6 +21,17 @@ ROWS = [
     (["list"], 0, "", "The store is empty. Fetch a first model: ft pull demo"),
     (["list", "--json"], 0, "[]", ""),
     (["list", "extra"], 2, "", "unexpected extra argument"),
+    (["show"], 2, "", "Missing argument"),
+    (["show", "unknown"], 1, "", "Error: no model is called unknown"),
+    (["show", "demo"], 1, "", "Error: the model demo is not on this machine\nTry:   ft pull demo\n"),
+    (["show", "./missing"], 1, "", "Error: there is no directory or file ./missing\nTry:   ft list\n"),
+    (["show", "org/name"], 1, "", "Error: the model org/name is not on this machine\nTry:   ft pull org/name\n"),
+    (["verify"], 0, "", "The store is empty. Fetch a first model: ft pull demo"),
+    (["verify", "--json"], 0, "[]", ""),
+    (["verify", "unknown"], 1, "", "Error: no model is called unknown"),
+    (["rm"], 2, "", "Missing argument 'NAME'"),
+    (["rm", "unknown", "--yes"], 1, "", "Error: no model is called unknown"),
+    (["rm", "org/name", "--yes"], 1, "", "Error: the store does not hold org/name\nTry:   ft list\n"),
     (["ps"], 0, "", "No server runs. Start one: ft serve --model demo"),
     (["ps", "--json"], 0, "[]", ""),
     (["stop"], 0, "", "No server runs."),
@@ -29,14 +40,11 @@ ROWS = [
     (["stop", "demo"], 1, "", "Error: no server of demo runs (running: none)\nTry:   ft ps\n"),
     (["stop", "demo", "--all"], 2, "", "not both"),
     (["pull"], 2, "", "Missing argument 'MODEL'"),
-    (["pull", "unknown"], 1, "", "Error: no model is called unknown (to fetch: demo)\nTry:   ft list, ft pull demo"),
-    (
-        ["pull", "org/name"],
-        1,
-        "",
-        "Error: org/name looks like a model on the Hugging Face Hub, which ft cannot fetch yet",
-    ),
-    (["pull", "./here"], 1, "", "nothing to fetch"),
+    (["pull", "unknown"], 1, "", "Error: no model is called unknown (to fetch: demo, qwen3.6-35b-a3b,"),
+    (["pull", "./here"], 1, "", "Error: there is no directory or GGUF file ./here"),
+    (["pull", "a//b"], 1, "", "Error: no model is called a//b"),
+    (["pull", "demo", "--to", "x"], 1, "", "Error: demo is made on this machine, for the store only"),
+    (["serve", "--model", "org/name"], 1, "", "Error: the model org/name is not in the store yet\nTry:   ft pull org/name"),
     (["serve"], 2, "", "Missing option '--model'"),
     (["serve", "--model", "demo"], 1, "", "Error: the model demo is not in the store yet\nTry:   ft pull demo\n"),
     (["serve", "--model", "./missing"], 1, "", "Error: there is no directory ./missing\n"),
@@ -47,7 +55,7 @@ ROWS = [
     (["serve", "--model", "demo", "--dtype", "int3"], 2, "", "--dtype"),
     *[
         ([name, "--help"], 0, "Usage: ft " + name, "")
-        for name in ("pull", "list", "serve", "ps", "stop", "version", "launch")
+        for name in ("pull", "list", "show", "verify", "rm", "serve", "ps", "stop", "version", "launch")
     ],
 ]
 

@@ -86,15 +86,14 @@ def test_routes_equal_transformers(pair: Pair, expected: Computed) -> None:
 @contextmanager
 def experts_in_another_order(model: Any, layers: range) -> Iterator[None]:
     """Each expert takes the place of the one before it; the router does not know."""
-    banks = [model.layers[layer].feed_forward.executor.pool.bank(layer) for layer in layers]
-    tensors = [tensor for bank in banks for tensor in (bank.gate_up, bank.down)]
+    blocks = [model.layers[layer].feed_forward.executor.pool.bank(layer).blocks for layer in layers]
     try:
-        for tensor in tensors:
-            tensor.copy_(tensor.roll(1, dims=0))
+        for block in blocks:
+            block.copy_(block.roll(1, dims=0))
         yield
     finally:
-        for tensor in tensors:
-            tensor.copy_(tensor.roll(-1, dims=0))
+        for block in blocks:
+            block.copy_(block.roll(-1, dims=0))
 
 
 @pytest.mark.parametrize("layers", [range(30), range(15, 16)], ids=["all layers", "one layer"])

@@ -46,7 +46,7 @@ def test_a_damaged_model_that_can_be_fetched_says_how(ft_home: Path) -> None:
     weights = stored / "model.safetensors"
     weights.write_bytes(b"12345678")
     assert resolve("demo") == stored
-    manifest.write(stored, "recipe")
+    manifest.write(stored, manifest.Source("recipe", "1"), manifest.hash_files(stored))
     weights.write_bytes(b"123456789")
     assert resolve("demo") == stored
     for harm in (lambda: weights.write_bytes(b"1234567"), weights.unlink):
@@ -61,7 +61,8 @@ def test_a_damaged_model_that_can_be_fetched_says_how(ft_home: Path) -> None:
     [
         ("demo", "not in the store yet", "ft pull demo"),
         ("nothing", "no model is called nothing", "ft pull demo"),
-        ("org/name", "Hugging Face Hub, which ft cannot fetch yet", "--local-dir ./name && ft serve --model ./name"),
+        ("org/name", "the model org/name is not in the store yet", "ft pull org/name"),
+        ("Qwen3-30B-A3B", "not in the store yet", "ft pull Qwen3-30B-A3B"),
         ("./missing", "there is no directory ./missing", "ft list"),
         ("/", "holds no config.json", "ft list"),
         ("x" * 300, "no model is called", ""),
@@ -76,8 +77,10 @@ def test_what_is_said_of_others(ft_home: Path, typed: str, sentence: str, step: 
     assert "\n" not in str(caught.value)
 
 
-def test_hostile_names_write_nothing(tmp_path: Path, ft_home: Path) -> None:
+def test_hostile_names_write_nothing(tmp_path: Path, ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand names of the kinds in use against path handling: each is refused, and no file appears anywhere."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     pieces = [
         "..",
         ".",

@@ -7,6 +7,7 @@ wheel for the demo model's: `python tiny.py WHEEL ft-arguments…`.
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import zipfile
 from pathlib import Path
@@ -134,7 +135,12 @@ def pin(wheel_path: Path) -> None:
 
 
 def digests(model: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(model.iterdir())}
+    """Of every file. The manifest's without the moment it was written at."""
+    contents = {path.name: path.read_bytes() for path in sorted(model.iterdir())}
+    manifest = json.loads(contents["ft-model.json"])
+    del manifest["created"]
+    contents["ft-model.json"] = json.dumps(manifest).encode()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def main() -> int:

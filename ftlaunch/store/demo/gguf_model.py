@@ -66,12 +66,13 @@ class GgufModel:
         return values
 
     def write_tokenizer(self, path: Path) -> None:
-        from ftlaunch.store.demo.tokenizer import build_tokenizer
+        from ftengine.weights.gguf_bpe import CUTS, byte_level_bpe
 
-        tokenizer = build_tokenizer(
+        tokenizer = byte_level_bpe(
             tokens=self.field("tokenizer.ggml.tokens"),
             kinds=self.field("tokenizer.ggml.token_type"),
             merges=self.field("tokenizer.ggml.merges"),
+            cut=CUTS["smollm"],
         )
         tokenizer.save(str(path))
 

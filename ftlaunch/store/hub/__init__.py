@@ -1,0 +1,1 @@
+"""Models from the Hugging Face Hub: what a repository holds, and its bytes, checked."""
