@@ -255,12 +255,8 @@ void Decoder::Run::normalise(Team &team, const Norm &norm, const float *rows, vo
 
 void Decoder::Run::project(Team &team, const Linear &matrices, const Rows &x, int64_t count, float *out,
                            int64_t stride, bool add) const {
-    int64_t row = 0;
-    for (const Packed &part : matrices.parts) {
-        const float *bias = matrices.bias == nullptr ? nullptr : matrices.bias + row;
-        linear(team, kernels_, part, x, count, bias, out + row, stride, add);
-        row += part.rows;
-    }
+    linear(team, kernels_, matrices.parts.data(), int64_t(matrices.parts.size()), x, count, matrices.bias, out, stride,
+           add);
 }
 
 void Decoder::Run::mix(Team &team, const MixerLayer &mixer) const {

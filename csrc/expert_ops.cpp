@@ -76,7 +76,7 @@ Routes &routes_of_process() {
     return *routes;
 }
 
-constexpr int64_t GATED_PAIRS = 4;   // of a task
+constexpr int64_t GATED_PAIRS = 2;   // of a task
 constexpr int64_t DOWN_PANELS = 16;  // of a task, at most
 constexpr int64_t TOKENS = 32;       // that share a buffer of outputs
 
@@ -145,13 +145,13 @@ void experts(Team &team, const MatmulKernels &k, const ExpertBank &bank, const R
     if (team.index() == 0) routes.build(bank, x, tokens, top_k, ids, weights);
     team.barrier();
     const int64_t pairs = panels(bank.layout.intermediate), steps = (pairs + GATED_PAIRS - 1) / GATED_PAIRS;
-    team.each(routes.used() * steps, [&](int64_t task) {
+    team.sweep(routes.used() * steps, [&](int64_t task) {
         const int64_t first = task % steps * GATED_PAIRS;
         gated_task(k, bank, x.type, routes, task / steps, first, std::min(first + GATED_PAIRS, pairs));
     });
     const int64_t all = panels(bank.layout.hidden);
     const int64_t step = std::clamp<int64_t>(all / (8 * team.size()) / 2 * 2, 2, DOWN_PANELS);
-    team.each((all + step - 1) / step, [&](int64_t task) {
+    team.sweep((all + step - 1) / step, [&](int64_t task) {
         const int64_t first = task * step;
         down_task(k, bank, x.type, routes, first, std::min(first + step, all), out, out_stride);
     });

@@ -57,6 +57,9 @@ const MatmulKernels &kernels();
 
 // out[t][n] (+)= w[n] . x[t] + bias[n], all threads of the team together; ends in a barrier. out: float32, `out_stride`
 // floats a row, at least w.rows of them.
+// The first form takes `count` matrices of equal width as one, one's rows after the other's.
+void linear(Team &team, const MatmulKernels &k, const Packed *parts, int64_t count, const Rows &x, int64_t tokens,
+            const float *bias, float *out, int64_t out_stride, bool add = false);
 void linear(Team &team, const MatmulKernels &k, const Packed &w, const Rows &x, int64_t tokens, const float *bias,
             float *out, int64_t out_stride, bool add = false);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -101,6 +102,12 @@ private:
 
 struct TeamState {
     alignas(64) std::atomic<int64_t> next{0};
+    // How many tasks of a thread's run are taken: in the current sweep, and zero for the next one. A sweep begins with
+    // resetting the counter of the one before, which nobody uses any more.
+    struct alignas(64) Run {
+        std::atomic<int64_t> taken[2]{};
+    };
+    Run runs[Team::MOST_RUNS];
     alignas(64) std::atomic<int> arrived{0};
     std::atomic<int64_t> met{0};  // when the last to arrive came, ns
     Signal meeting;
@@ -136,6 +143,15 @@ void Team::barrier() {
 int64_t Team::next() { return state_.next.fetch_add(1, std::memory_order_relaxed); }
 
 void Team::finish_each() { state_.meet(size_); }
+
+void Team::begin_sweep() {
+    sweep_ ^= 1;
+    state_.runs[index_].taken[sweep_ ^ 1].store(0, std::memory_order_relaxed);
+}
+
+int64_t Team::next_of(int owner) {
+    return state_.runs[owner].taken[sweep_].fetch_add(1, std::memory_order_relaxed);
+}
 
 namespace {
 
@@ -179,6 +195,9 @@ void take_part(TeamState &state, int index, int size, const std::function<void(T
     inside = true;
     f(team);
     inside = false;
+    // Every sweep is over, and the next job's first one begins after the next meeting.
+    if (index < int(std::size(state.runs)))
+        for (std::atomic<int64_t> &taken : state.runs[index].taken) taken.store(0, std::memory_order_relaxed);
 }
 
 class Pool {

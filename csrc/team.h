@@ -34,12 +34,32 @@ public:
         finish_each();
     }
 
+    // The same for tasks that stream through memory: each thread goes through a run of consecutive ones, so that what
+    // it fetches ahead is its own, and takes from the others' runs once its own is done.
+    template <class F>
+    void sweep(int64_t tasks, F &&f) {
+        if (size_ == 1 || size_ > MOST_RUNS) return each(tasks, f);
+        begin_sweep();
+        for (int i = 0; i < size_; ++i) {
+            const int owner = (index_ + i) % size_;
+            const int64_t begin = tasks * owner / size_, end = tasks * (owner + 1) / size_;
+            for (int64_t task = begin + next_of(owner); task < end; task = begin + next_of(owner)) f(task);
+        }
+        barrier();
+    }
+
 private:
+    static constexpr int MOST_RUNS = 128;
+    friend struct TeamState;
+
     int64_t next();      // takes a task number of the current each()
     void finish_each();  // a barrier that also resets the counter
+    void begin_sweep();
+    int64_t next_of(int owner);  // takes a task number of that thread's run in the current sweep()
 
     TeamState &state_;
     int index_, size_;
+    int sweep_ = 0;  // which of a run's two counters the current sweep() uses
 };
 
 // Concurrent callers wait for each other. `f` must not throw. Survives fork: a child gets new threads.

@@ -161,7 +161,8 @@ def json_line(facts: dict[str, object]) -> None:
 def plan(event: Planned) -> str:
     revision = f" at revision {event.revision[:12]}" if event.revision else ""
     present = f", {size(event.present)} of them are here already" if event.present else ""
-    return f"{event.name}{revision}: {event.files} files, {size(event.bytes)}{present}"
+    files = "1 file" if event.files == 1 else f"{event.files} files"
+    return f"{event.name}{revision}: {files}, {size(event.bytes)}{present}"
 
 
 def size(count: float) -> str:

@@ -36,6 +36,7 @@ def take(typed: str, path: Path, wishes: Wishes, observe: Observer) -> Pulled:
     if wishes.files:
         raise FtError("--files chooses among a repository's files; a folder is taken whole", f"ft pull {typed}")
     files = _gguf_parts(path) if path.is_file() else _files(path, typed)
+    _check_headers(files, typed)
     name = _name(path)
     kind: manifest.Kind = "gguf" if path.is_file() else "directory"
     wait: Callable[[], None] = lambda: observe(Said(f"Waiting for another ft that fetches {name}"))  # noqa: E731
@@ -82,6 +83,18 @@ def _files(directory: Path, typed: str) -> list[Path]:
     except CheckpointError as error:
         raise FtError(f"{typed} is no model that can be taken: {error}", error.next_step) from None
     return sorted(file for file in directory.iterdir() if file.is_file() and _is_wanted(file.name))
+
+
+def _check_headers(files: list[Path], typed: str) -> None:
+    """Of GGUF files. Raises FtError for a damaged one, before it is copied."""
+    from ftengine.weights.gguf_header import read_gguf_header
+
+    try:
+        for file in files:
+            if file.name.lower().endswith(".gguf"):
+                read_gguf_header(file)
+    except CheckpointError as error:
+        raise FtError(f"{typed} is no model that can be taken: {error}", error.next_step) from None
 
 
 def _is_wanted(name: str) -> bool:

@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
+from ftengine.weights.exchange import exchange
+
 
 class Folder:
     def __init__(self, fd: int, path: Path) -> None:
@@ -82,6 +84,10 @@ class Folder:
 
     def rename(self, name: str, to: Folder, new: str) -> None:
         os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=to.fd)
+
+    def exchange(self, name: str, other: str) -> bool:
+        """Both change places at once; False where that cannot be done."""
+        return exchange(name, other, self.fd)
 
     def link(self, name: str, to: Folder, new: str) -> None:
         """A second name for a file; moved instead where the file system knows no such thing."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ftengine.errors import CheckpointError
 from ftlaunch import paths
-from ftlaunch.store import hf_cache, used
+from ftlaunch.store import hf_cache, manifest, used
 from ftlaunch.store.catalogue import short_name
 from ftlaunch.store.names import canonical, hub_name, weights_path
 
@@ -99,6 +99,10 @@ def _describe(name: str, path: Path, where: Where, size: int) -> Installed:
     from ftengine.weights.checkpoint import Checkpoint
 
     last = used.when(name)
+    lost = manifest.damaged(path) if where == "store" else None
+    if lost is not None:
+        reason = f"damaged: its file {lost} is missing or cut short"
+        return Installed(name, path, size, reason, None, where=where, last_used=last)
     try:
         checkpoint = Checkpoint.open(weights_path(path))
         form, weights = forms(checkpoint)

@@ -1,11 +1,13 @@
 """Where one model is put together, held by descriptors from beginning to end.
 
 `.fetch-<name>` keeps what an interrupted pull has brought; `.partial-<name>` is filled with links to it and renamed;
-`.old-<name>` is the model that was there before, for the moment between two renames.
+`.old-<name>` is the model that was there before, for the moment between two renames, where two names cannot be
+exchanged at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,12 +60,23 @@ class Place:
                 folder.as_path(), source, {name.rpartition("/")[2]: record for name, (_, record) in files.items()}
             )
             folder.sync()
-        if self.root.exists(self._name):
-            self.root.rename(self._name, self.root, f".old-{self._name}")
-        self.root.rename(partial, self.root, self._name)
+        self._swap(partial)
         self.root.sync()
-        self._clear(f".old-{self._name}")
+        self._clear(partial, f".old-{self._name}")
         self.forget()
+
+    def _swap(self, partial: str) -> None:
+        """Give `partial` the model's name. The old model, if there is one, is then `.partial-` or `.old-`."""
+        old = f".old-{self._name}"
+        if not self.root.exists(self._name):
+            self.root.rename(partial, self.root, self._name)
+        elif not self.root.exchange(partial, self._name):
+            self.root.rename(self._name, self.root, old)
+            try:
+                self.root.rename(partial, self.root, self._name)
+            except OSError:
+                self.root.rename(old, self.root, self._name)
+                raise
 
     def forget(self) -> None:
         """Give back the space of what has arrived."""
@@ -96,7 +109,9 @@ def place(name: str, to: Path | None, on_wait: Callable[[], None]) -> Iterator[P
             yield here
         except OSError as error:
             if error.errno in DISK_ERRORS:
-                here.forget()  # a full disk hurts more than a download that begins anew
+                with contextlib.suppress(OSError):
+                    here.recover()
+                    here.forget()  # a full disk hurts more than a download that begins anew
             raise
         finally:
             here.close()

@@ -427,3 +427,8 @@ def test_a_removed_working_directory(tmp_path: Path, capsys: pytest.CaptureFixtu
         1,
         "Error: the folder that this shell is in was removed\nTry:   cd to another folder\n",
     )
+
+
+def test_list_tells_a_model_that_lost_a_file(ft_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small_models.store(ft_home, "mine") / "model.safetensors").unlink()
+    assert as_json(capsys, "list")[0]["architecture"] == ("damaged: its file model.safetensors is missing or cut short")

@@ -44,7 +44,12 @@ ROWS = [
     (["pull", "./here"], 1, "", "Error: there is no directory or GGUF file ./here"),
     (["pull", "a//b"], 1, "", "Error: no model is called a//b"),
     (["pull", "demo", "--to", "x"], 1, "", "Error: demo is made on this machine, for the store only"),
-    (["serve", "--model", "org/name"], 1, "", "Error: the model org/name is not in the store yet\nTry:   ft pull org/name"),
+    (
+        ["serve", "--model", "org/name"],
+        1,
+        "",
+        "Error: the model org/name is not in the store yet\nTry:   ft pull org/name",
+    ),
     (["serve"], 2, "", "Missing option '--model'"),
     (["serve", "--model", "demo"], 1, "", "Error: the model demo is not in the store yet\nTry:   ft pull demo\n"),
     (["serve", "--model", "./missing"], 1, "", "Error: there is no directory ./missing\n"),

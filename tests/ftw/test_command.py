@@ -104,9 +104,7 @@ def test_torch_is_not_loaded_for_what_is_wrong_with_the_model(tmp_path: Path, mo
     subprocess.run([sys.executable, "-c", program, str(broken), str(tmp_path / "out")], check=True)
 
 
-def test_the_model_is_not_its_own_destination(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_model_is_not_its_own_destination(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What rounding loses cannot be brought back from the only copy."""
     out = tmp_path / "out"
     assert main(["checkpoint", "--model", str(model), "--out", str(out)]) == 0

@@ -183,7 +183,7 @@ def test_many_at_once(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_replacing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool) -> None:
     if not can_exchange:
-        monkeypatch.setattr(destination, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(destination, "exchange", lambda one, other: False)
     out = tmp_path / "out"
     first = convert(model, out, Options(), ORIGIN)
     second = convert(model, out, Options(experts="bf16"), ORIGIN)
@@ -224,6 +224,15 @@ def test_what_must_not_be_replaced(model: Path, converted: Path, tmp_path: Path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert (tmp_path / "link").is_symlink()
     assert not any(path.name.startswith(".") for path in tmp_path.iterdir())
+
+
+def test_the_folder_above_may_be_a_link(model: Path, tmp_path: Path) -> None:
+    """What the user names is the user's choice; only what stands at the output itself is not followed."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert attempt(model, tmp_path / "link" / "out") is None
+    assert verify(tmp_path / "real" / "out") == []
+    assert names(tmp_path / "real") == ["out"]
 
 
 def test_a_damaged_one_is_replaced(model: Path, copy: Callable[[], Path]) -> None:

@@ -62,6 +62,24 @@ void each_does_every_task_once(int threads, int rounds) {
     for (const int left : done) require(left == 0, "each() left a task out or did one twice");
 }
 
+// The same of sweep(), whose short runs are finished by others; in many jobs, since each begins with fresh counters.
+void sweep_does_every_task_once(int threads, int jobs) {
+    std::vector<int> done(101);
+    for (int job = 1; job <= jobs; ++job) {
+        ft::run_team(1 + job % threads, [&](ft::Team &team) {
+            for (int round = 0; round < 1 + job % 4; ++round) {
+                const int64_t tasks = (job + round) % int(done.size() + 1);
+                team.sweep(tasks, [&](int64_t i) {
+                    for (volatile int spin = 0; spin < (i < tasks / 4 ? 400 : 10); spin = spin + 1) {}
+                    ++done[i];
+                });
+                team.sweep(tasks, [&](int64_t i) { --done[i]; });
+            }
+        });
+        for (const int left : done) require(left == 0, "sweep() left a task out or did one twice");
+    }
+}
+
 void team_sizes_change_from_job_to_job() {
     for (int round = 0; round < 300; ++round) {
         const int threads = 1 + round * 5 % 9;
@@ -162,6 +180,7 @@ int main(int count, char **words) {
     for (const int threads : {1, 2, 3, 6}) {
         barriers_order_plain_memory(threads, 300);
         each_does_every_task_once(threads, 300);
+        sweep_does_every_task_once(threads, 300);
     }
     team_sizes_change_from_job_to_job();
     concurrent_callers_take_turns();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
+def gguf(number: int) -> bytes:
+    """A sound file that holds one number and no tensor."""
+    key = b"split.no"
+    return struct.pack("<4sIQQ Q8s IH", b"GGUF", 3, 0, 1, len(key), key, 2, number)
+
+
 def test_a_folder_is_copied_with_its_hashes_and_without_code(ft_home: Path, tmp_path: Path) -> None:
     files = model(1 << 20, 1000)
     mine = write(tmp_path / "mine", {**files, "modeling.py": b"", "pytorch_model.bin": b""})
@@ -38,13 +45,30 @@ def test_a_folder_is_copied_with_its_hashes_and_without_code(ft_home: Path, tmp_
 
 
 def test_a_gguf_file_with_its_other_parts(ft_home: Path, tmp_path: Path) -> None:
-    parts = {f"m-0000{n}-of-00002.gguf": b"GGUF%d" % n for n in (1, 2)}
+    parts = {f"m-0000{n}-of-00002.gguf": gguf(n) for n in (1, 2)}
     folder = write(tmp_path / "mine", parts)
     assert pull(str(folder / "m-00002-of-00002.gguf")).path == ft_home / "models" / "m" / "m-00001-of-00002.gguf"
     assert same(ft_home / "models" / "m", parts)
     (folder / "m-00001-of-00002.gguf").unlink()
     with pytest.raises(FtError, match=r"m-00001-of-00002\.gguf is missing"):
         pull(str(folder / "m-00002-of-00002.gguf"))
+
+
+def test_a_damaged_gguf_file_is_not_taken(ft_home: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine", {"m.gguf": gguf(1)[:-1]})
+    with pytest.raises(FtError, match="not a sound GGUF file"):
+        pull(str(folder / "m.gguf"))
+    assert models(ft_home) == []
+
+
+def test_a_disk_that_is_too_small_keeps_nothing(ft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = write(tmp_path / "mine", model(1000))
+    full = list(os.statvfs(tmp_path))
+    full[4] = 0  # f_bavail
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: os.statvfs_result(full))
+    with pytest.raises(FtError, match="are free"):
+        pull(str(mine))
+    assert models(ft_home) == []
 
 
 def test_another_model_of_that_name_is_not_replaced(ft_home: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,52 @@ def test_the_nth_write_fails(a_hub: Hub, ft_home: Path, monkeypatch: pytest.Monk
     assert models(ft_home) == ["org--name"]
     monkeypatch.setattr(os, "pwrite", real)
     assert same(get().path, new)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
+@pytest.mark.parametrize("can_exchange", [True, False])
+@pytest.mark.parametrize("call", ["fsync", "fdatasync", "rename", "link", "replace", "mkdir", "ftruncate"])
+def test_the_nth_call_fails(
+    a_hub: Hub, ft_home: Path, monkeypatch: pytest.MonkeyPatch, call: str, can_exchange: bool, code: int
+) -> None:
+    """The n-th call fails, for every n until a pull gets through: the model is the old one or the new one, whole, and
+    nothing lies beside it. `replace` is the manifest's last step; its fsync is one of those here.
+    """
+    if not can_exchange:
+        monkeypatch.setattr("ftlaunch.store.folder.exchange", lambda one, other, folder: False)
+    old, new = model(1000), model(9000, 3000, seed=1)
+    folder = ft_home / "models" / "org--name"
+    for nth in range(1, 60):
+        a_hub.add(NAME, old)
+        get()
+        a_hub.add(NAME, new, commit="c" * 40)
+        failing = Failing(getattr(os, call), nth, code)
+        with monkeypatch.context() as patch, contextlib.suppress(OSError):
+            patch.setattr(os, call, failing)
+            get()
+        if not failing.failed:
+            break
+        assert models(ft_home) == ["org--name"]
+        assert same(folder, old) or same(folder, new)
+        assert same(get().path, new)
+    assert same(folder, new)
+    assert models(ft_home) == ["org--name"]
+    assert nth > 1 or call == "fdatasync", "the call is not made at all"
+
+
+class Failing:
+    """The n-th call of a system call fails."""
+
+    def __init__(self, real: Callable[..., object], nth: int, code: int) -> None:
+        self._real, self._left, self._code = real, nth, code
+        self.failed = False
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        self._left -= 1
+        if self._left:
+            return self._real(*arguments, **named)
+        self.failed = True
+        raise OSError(self._code, os.strerror(self._code))
 
 
 @pytest.fixture

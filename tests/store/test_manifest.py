@@ -64,3 +64,16 @@ def test_records_that_make_no_sense(content: str, tmp_path: Path) -> None:
     assert manifest.read(tmp_path) is None
     assert manifest.damaged(tmp_path) is None
     assert not manifest.is_complete(tmp_path, "x")
+
+
+def test_a_full_disk_gives_downloads_back(ft_home: Path) -> None:
+    """What was fetched so far is kept after every other error, and not where it is what fills the disk."""
+    import errno
+
+    from ftlaunch.store.install import site
+
+    for code, kept in ((errno.ECONNRESET, True), (errno.ENOSPC, False), (errno.EIO, False)):
+        with pytest.raises(OSError, match="injected"), site("x") as here:  # noqa: PT012 - what fails is inside
+            here.downloads.mkdir(exist_ok=True)
+            raise OSError(code, "injected")
+        assert here.downloads.exists() == kept

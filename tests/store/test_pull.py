@@ -19,7 +19,7 @@ from ftlaunch.store.pull import pull
 from tests.store import tiny
 from tests.store.conftest import Tiny
 
-KILLS = 12
+KILLS = 6
 
 
 def start_ft(home: Path, tiny_llama: Tiny, *arguments: str) -> subprocess.Popen[str]:

@@ -8,8 +8,6 @@ removed by the next one. No link is followed at any of these names.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import fcntl
 import os
 import shutil
@@ -18,11 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ftengine.errors import CheckpointError, FtError
+from ftengine.weights.exchange import exchange
 from ftengine.weights.ftw.header import read_header
 from ftengine.weights.ftw.layout import HEADER_FILE
 from ftengine.weights.ftw.writer import failure
 
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
 ELSEWHERE = "give another --out"
 
 
@@ -56,20 +54,20 @@ class Destination:
     def clear(self) -> None:
         """Removes what is not `final`."""
         for path in (self.partial, self._old):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            for _ in range(8):  # someone else may be removing the same files
+                with contextlib.suppress(FileNotFoundError):
+                    _remove(path)
+                    break
 
     def _swap(self) -> None:
-        if not _exchange(self.partial, self.final):
+        if not exchange(self.partial, self.final):
             self.final.rename(self._old)
             self.partial.rename(self.final)
             return
         try:
             check_replaceable(self.partial)  # what stood there at that very moment, not when it was looked at
         except FtError:
-            _exchange(self.partial, self.final)
+            exchange(self.partial, self.final)
             raise
 
 
@@ -171,17 +169,11 @@ def _is(path: Path, descriptor: int) -> bool:
     return os.path.samestat(named, os.fstat(descriptor))
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Both names change places at once (Linux); False where the system or the file system cannot."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(directory: Path) -> None:
