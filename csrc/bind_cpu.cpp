@@ -28,8 +28,7 @@ std::pair<std::string, std::string> kernel_choice() {
 }
 
 void use_kernels(const std::string &isa, const std::string &reason) {
-    for (const ft::MatmulKernels *kernels : ft::usable_kernels())
-        if (isa == kernels->name) return ft::use_kernels(*kernels, reason);
+    if (const ft::MatmulKernels *kernels = ft::kernels_named(isa)) return ft::use_kernels(*kernels, reason);
     throw nb::value_error(("this processor cannot execute the version '" + isa + "'").c_str());
 }
 

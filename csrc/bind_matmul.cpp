@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "expert_ops.h"
+#include "kernels.h"
 #include "matmul.h"
 
 namespace nb = nanobind;
@@ -30,8 +31,7 @@ void want(bool condition, const std::string &otherwise) {
 
 const ft::MatmulKernels &version(const std::string &isa) {
     if (isa.empty()) return ft::kernels();
-    for (const ft::MatmulKernels *kernels : ft::usable_kernels())
-        if (isa == kernels->name) return *kernels;
+    if (const ft::MatmulKernels *kernels = ft::kernels_named(isa)) return *kernels;
     throw nb::value_error(("this processor cannot execute the version '" + isa + "'").c_str());
 }
 
@@ -128,16 +128,9 @@ void experts_packed(const Activations &hidden, const Ids &ids, const Weights &we
     });
 }
 
-std::vector<std::string> versions() {
-    std::vector<std::string> names;
-    for (const ft::MatmulKernels *kernels : ft::usable_kernels()) names.emplace_back(kernels->name);
-    return names;
-}
-
 }  // namespace
 
 void bind_matmul(nb::module_ &m) {
-    m.def("matmul_versions", &versions, "Versions of linear_packed and experts_packed usable here, the best first.");
     // noconvert: a converted copy of `out` would take the result with it, and the others must not be copied either.
     m.def("linear_packed", &linear_packed, "x"_a.noconvert(), "data"_a.noconvert(), "rows"_a, "columns"_a, "format"_a,
           "out"_a.noconvert(), "bias"_a.noconvert().none() = nb::none(), "add"_a = false, "threads"_a = 1,

@@ -105,6 +105,20 @@ void read_state_slots(std::vector<ft::SpanOf> &spans, const Indices &slots, int6
     want(seen.empty() || (seen.front() >= 0 && seen.back() < count), "state_slots names a slot that does not exist");
 }
 
+// Of a mixer whose outputs are `width` wide. `a` points into what is handed in.
+void take_common(ft::MixerArguments &a, const std::vector<ft::SpanOf> &spans, const Floats &projected, const Any &out,
+                 int64_t width, const std::string &isa) {
+    a.spans = spans.data();
+    a.span_count = int64_t(spans.size());
+    a.tokens = int64_t(projected.shape(0));
+    a.projected = projected.data();
+    a.stride = int64_t(projected.shape(1));
+    a.type = type_of(out, "out");
+    a.out = out.data();
+    a.out_stride = output_stride(out, a.tokens, width);
+    a.kernels = &choose(isa);
+}
+
 void rms_norm(const Floats &x, const Floats &weight, float epsilon, const Any &out, int threads,
               const std::string &isa) {
     want_threads(threads);
@@ -116,7 +130,7 @@ void rms_norm(const Floats &x, const Floats &weight, float epsilon, const Any &o
     nb::gil_scoped_release release;
     ft::run_team(threads, [&](ft::Team &team) {
         team.each(tokens, [&](int64_t t) {
-            char *row = static_cast<char *>(out.data()) + t * stride * (type == ft::Activation::bf16 ? 2 : 4);
+            char *row = static_cast<char *>(out.data()) + t * stride * ft::activation_bytes(type);
             ft::rms_norm(x.data() + t * width, weight.data(), epsilon, width, type, row, k);
         });
     });
@@ -136,7 +150,7 @@ void attention(const Floats &projected, const Sizes &lengths, const Sizes &conte
     want(shape.head_dim >= 1 && shape.page_size >= 1, "keys must not be empty");
     want(window >= 0, "window must not be negative");
     want_shape(values, "values", {pages, shape.page_size, shape.kv_heads, shape.head_dim});
-    const ft::Activation cache = type_of(keys, "keys"), type = type_of(out, "out");
+    const ft::Activation cache = type_of(keys, "keys");
     if (type_of(values, "values") != cache) throw nb::type_error("keys and values must have the same dtype");
     const int64_t width = ((gated ? 2 : 1) * heads + 2 * shape.kv_heads) * shape.head_dim;
     want(int64_t(projected.shape(1)) >= width, "projected must have at least " + std::to_string(width) + " columns");
@@ -150,17 +164,11 @@ void attention(const Floats &projected, const Sizes &lengths, const Sizes &conte
         want(slots.data()[t] >= 0 && slots.data()[t] < pages * shape.page_size, "slots names one that does not exist");
     std::vector<ft::SpanOf> spans = read_spans(lengths, contexts, tokens);
     read_pages(spans, page_table, pages, shape.page_size);
-    int64_t longest = 0;
-    for (const ft::SpanOf &span : spans) longest = std::max(longest, span.context + span.length);
 
     ft::AttentionArguments a{};
+    take_common(a, spans, projected, out, heads * shape.head_dim, isa);
     a.shape = shape;
-    a.spans = spans.data();
-    a.span_count = int64_t(spans.size());
-    a.tokens = tokens;
     a.slots = slots.data();
-    a.projected = projected.data();
-    a.stride = int64_t(projected.shape(1));
     a.norm = norm ? norm->data() : nullptr;
     a.norm_epsilon = epsilon;
     a.cosine = cosine.data();
@@ -168,12 +176,8 @@ void attention(const Floats &projected, const Sizes &lengths, const Sizes &conte
     a.cache = cache;
     a.keys = keys.data();
     a.values = values.data();
-    a.type = type;
-    a.out = out.data();
-    a.out_stride = output_stride(out, tokens, heads * shape.head_dim);
-    a.kernels = &choose(isa);
     nb::gil_scoped_release release;
-    const std::unique_ptr<float[]> scratch(new float[size_t(ft::attention_scratch(shape, tokens, longest, threads))]);
+    const std::unique_ptr<float[]> scratch(new float[size_t(ft::attention_scratch(shape, threads))]);
     a.scratch = scratch.get();
     ft::run_team(threads, [&](ft::Team &team) { ft::attention(team, a); });
 }
@@ -201,12 +205,8 @@ void delta_net(const Floats &projected, const Sizes &lengths, const Sizes &conte
     read_state_slots(spans, state_slots, slots);
 
     ft::DeltaNetArguments a{};
+    take_common(a, spans, projected, out, d.value_heads * d.value_dim, isa);
     a.dims = d;
-    a.spans = spans.data();
-    a.span_count = int64_t(spans.size());
-    a.tokens = tokens;
-    a.projected = projected.data();
-    a.stride = int64_t(projected.shape(1));
     a.taps = taps.data();
     a.decay_scale = decay_scale.data();
     a.decay_bias = decay_bias.data();
@@ -214,12 +214,8 @@ void delta_net(const Floats &projected, const Sizes &lengths, const Sizes &conte
     a.norm_epsilon = epsilon;
     a.window = window.data();
     a.state = state.data();
-    a.type = type_of(out, "out");
-    a.out = out.data();
-    a.out_stride = output_stride(out, tokens, d.value_heads * d.value_dim);
-    a.kernels = &choose(isa);
     nb::gil_scoped_release release;
-    const std::unique_ptr<float[]> scratch(new float[size_t(ft::delta_net_scratch(d, tokens, threads))]);
+    const std::unique_ptr<float[]> scratch(new float[size_t(ft::delta_net_scratch(d, threads))]);
     a.scratch = scratch.get();
     ft::run_team(threads, [&](ft::Team &team) { ft::delta_net(team, a); });
 }

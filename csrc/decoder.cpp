@@ -5,17 +5,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
+
+#include "block.h"
 
 namespace ft {
 namespace {
 
 constexpr int64_t SHORTEST_SLICE = 64;   // tokens, whatever they need
 constexpr size_t KEPT_BYTES = 16 << 20;  // what a step of few tokens may hold on to after one of many
-
-size_t item_bytes(Activation type) { return type == Activation::f32 ? 4 : 2; }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -25,38 +23,6 @@ int64_t mixed_width(const MixerLayer &mixer) {
     if (mixer.kind == Mixer::attention) return mixer.attention.heads * mixer.attention.head_dim;
     return mixer.delta_net.value_heads * mixer.delta_net.value_dim;
 }
-
-// Memory of one kind of rows, kept from step to step; what it held is lost when it grows.
-class Block {
-public:
-    Block() = default;
-    Block(const Block &) = delete;
-    ~Block() { std::free(data_); }
-
-    template <class T>
-    T *get(size_t count) {
-        const size_t bytes = aligned(count * sizeof(T), PANEL_ALIGN);
-        if (bytes > size_) {
-            release();
-            data_ = std::aligned_alloc(PANEL_ALIGN, bytes);
-            if (data_ == nullptr) throw std::bad_alloc();
-            size_ = bytes;
-        }
-        return static_cast<T *>(data_);
-    }
-
-    size_t size() const { return size_; }
-
-    void release() {
-        std::free(data_);
-        data_ = nullptr;
-        size_ = 0;
-    }
-
-private:
-    void *data_ = nullptr;
-    size_t size_ = 0;
-};
 
 // The widest of each kind of rows over all layers.
 struct Widths {
@@ -87,7 +53,6 @@ int64_t Linear::rows() const {
 // Rows [first, first + tokens) of a step, with the spans cut to them.
 struct Decoder::Slice {
     int64_t first = 0, tokens = 0;
-    int64_t longest = 0;  // tokens that the longest of its sequences has at the slice's end
     std::vector<SpanOf> spans;
     std::vector<int64_t> wanted, targets;  // rows of the slice whose logits are wanted, and their rows of the logits
 
@@ -97,7 +62,6 @@ struct Decoder::Slice {
             if (begin >= end) continue;
             const int64_t context = span.context + (begin - span.row);
             spans.push_back({begin - first, end - begin, context, span.pages, span.state_slot});
-            longest = std::max(longest, context + (end - begin));
         }
         for (int64_t i = 0; i < step.wanted_count; ++i) {
             const int64_t row = step.wanted[i] - first;
@@ -151,8 +115,7 @@ public:
         timed(team, Part::head, [&] { finish(team); });
     }
 
-    static size_t scratch(const DecoderModel &model, const DecoderCache &cache, int64_t tokens, int64_t longest,
-                          int threads);
+    static size_t scratch(const DecoderModel &model, int threads);
 
 private:
     // Times `operation` by the first thread's clock.
@@ -168,6 +131,7 @@ private:
     void normalise(Team &team, const Norm &norm, const float *rows, void *out, int64_t count) const;
     void project(Team &team, const Linear &matrices, const Rows &x, int64_t count, float *out, int64_t stride,
                  bool add = false) const;
+    void share(MixerArguments &a, const Norm &norm) const;  // what mixers have in common
     void mix(Team &team, const MixerLayer &mixer) const;
     void feed_forward(Team &team, const FeedForward &layer) const;
     void choose_experts(Team &team, const FeedForward &layer) const;
@@ -194,7 +158,7 @@ Decoder::Run::Run(const DecoderModel &model, Buffers &buffers, const DecoderStep
     : model_(model), kernels_(ft::kernels()), step_(step), cache_(cache), slice_(slice), tokens_(slice.tokens),
       width_(padded(model.hidden)), projected_stride_(buffers.widths.projected), mixed_stride_(buffers.widths.mixed),
       router_stride_(buffers.widths.router), times_(times) {
-    const size_t item = item_bytes(model.type), half = model.frequencies.size();
+    const size_t item = activation_bytes(model.type), half = model.frequencies.size();
     residual_ = buffers.residual.get<float>(tokens_ * model.hidden);
     hidden_ = buffers.hidden.get<char>(tokens_ * width_ * item);
     projected_ = buffers.projected.get<float>(tokens_ * projected_stride_);
@@ -207,7 +171,7 @@ Decoder::Run::Run(const DecoderModel &model, Buffers &buffers, const DecoderStep
     zeros_ = buffers.zeros.get<int32_t>(tokens_);
     ones_ = buffers.ones.get<float>(tokens_);
     gates_ = buffers.gates.get<float>(tokens_);
-    scratch_ = buffers.scratch.get<float>(scratch(model, cache, tokens_, slice.longest, threads));
+    scratch_ = buffers.scratch.get<float>(scratch(model, threads));
     const int64_t wanted = slice.wanted.size();
     last_ = buffers.last.get<char>(wanted * width_ * item);
     std::fill_n(zeros_, tokens_, 0);
@@ -218,16 +182,11 @@ Decoder::Run::Run(const DecoderModel &model, Buffers &buffers, const DecoderStep
                        : buffers.logits.get<float>(wanted * model.vocabulary);
 }
 
-size_t Decoder::Run::scratch(const DecoderModel &model, const DecoderCache &cache, int64_t tokens, int64_t longest,
-                             int threads) {
+size_t Decoder::Run::scratch(const DecoderModel &model, int threads) {
     int64_t most = 1;
-    for (const DecoderLayer &layer : model.layers) {
-        AttentionShape shape = layer.mixer.attention;
-        shape.page_size = cache.page_size;
-        most = std::max(most, layer.mixer.kind == Mixer::attention
-                                  ? attention_scratch(shape, tokens, longest, threads)
-                                  : delta_net_scratch(layer.mixer.delta_net, tokens, threads));
-    }
+    for (const DecoderLayer &layer : model.layers)
+        most = std::max(most, layer.mixer.kind == Mixer::attention ? attention_scratch(layer.mixer.attention, threads)
+                                                                   : delta_net_scratch(layer.mixer.delta_net, threads));
     return most;
 }
 
@@ -246,7 +205,7 @@ void Decoder::Run::begin(Team &team) const {
 }
 
 void Decoder::Run::normalise(Team &team, const Norm &norm, const float *rows, void *out, int64_t count) const {
-    const size_t row_bytes = width_ * item_bytes(model_.type);
+    const size_t row_bytes = width_ * activation_bytes(model_.type);
     team.each(count, [&](int64_t t) {
         rms_norm(rows + t * model_.hidden, norm.weight, norm.epsilon, model_.hidden, model_.type,
                  static_cast<char *>(out) + t * row_bytes);
@@ -259,51 +218,45 @@ void Decoder::Run::project(Team &team, const Linear &matrices, const Rows &x, in
            add);
 }
 
+void Decoder::Run::share(MixerArguments &a, const Norm &norm) const {
+    a.spans = slice_.spans.data();
+    a.span_count = slice_.spans.size();
+    a.tokens = tokens_;
+    a.projected = projected_;
+    a.stride = projected_stride_;
+    a.norm = norm.weight;
+    a.norm_epsilon = norm.epsilon;
+    a.type = model_.type;
+    a.out = mixed_;
+    a.out_stride = mixed_stride_;
+    a.scratch = scratch_;
+}
+
 void Decoder::Run::mix(Team &team, const MixerLayer &mixer) const {
-    const int64_t at = mixer.cache_index, spans = slice_.spans.size();
+    const int64_t at = mixer.cache_index;
     timed(team, Part::projections,
           [&] { project(team, mixer.projection, hidden(), tokens_, projected_, projected_stride_); });
     if (mixer.kind == Mixer::attention) {
         AttentionArguments a{};
+        share(a, mixer.heads);
         a.shape = mixer.attention;
         a.shape.page_size = cache_.page_size;
-        a.spans = slice_.spans.data();
-        a.span_count = spans;
-        a.tokens = tokens_;
         a.slots = step_.slots + slice_.first;
-        a.projected = projected_;
-        a.stride = projected_stride_;
-        a.norm = mixer.heads.weight;
-        a.norm_epsilon = mixer.heads.epsilon;
         a.cosine = cosine_;
         a.sine = sine_;
         a.cache = cache_.type;
         a.keys = cache_.keys[at];
         a.values = cache_.values[at];
-        a.type = model_.type;
-        a.out = mixed_;
-        a.out_stride = mixed_stride_;
-        a.scratch = scratch_;
         timed(team, Part::attention, [&] { attention(team, a); });
     } else {
         DeltaNetArguments a{};
+        share(a, mixer.core);
         a.dims = mixer.delta_net;
-        a.spans = slice_.spans.data();
-        a.span_count = spans;
-        a.tokens = tokens_;
-        a.projected = projected_;
-        a.stride = projected_stride_;
         a.taps = mixer.taps;
         a.decay_scale = mixer.decay_scale;
         a.decay_bias = mixer.decay_bias;
-        a.norm = mixer.core.weight;
-        a.norm_epsilon = mixer.core.epsilon;
         a.window = cache_.windows[at];
         a.state = cache_.states[at];
-        a.type = model_.type;
-        a.out = mixed_;
-        a.out_stride = mixed_stride_;
-        a.scratch = scratch_;
         timed(team, Part::delta_net, [&] { delta_net(team, a); });
     }
     timed(team, Part::projections, [&] {
@@ -338,7 +291,7 @@ void Decoder::Run::choose_experts(Team &team, const FeedForward &layer) const {
 void Decoder::Run::finish(Team &team) const {
     const int64_t count = slice_.wanted.size();
     if (count == 0) return;
-    const size_t row_bytes = width_ * item_bytes(model_.type);
+    const size_t row_bytes = width_ * activation_bytes(model_.type);
     team.each(count, [&](int64_t i) {
         rms_norm(residual_ + slice_.wanted[i] * model_.hidden, model_.norm.weight, model_.norm.epsilon, model_.hidden,
                  model_.type, static_cast<char *>(last_) + i * row_bytes);
@@ -359,15 +312,12 @@ Times Decoder::take_times() {
 
 void Decoder::forward(const DecoderStep &step, const DecoderCache &cache, int threads) {
     const Widths &widths = buffers_->widths;
-    const size_t item = item_bytes(model_.type);
+    const size_t item = activation_bytes(model_.type);
     const size_t token_bytes = 4 * (model_.hidden + widths.projected + widths.router + 2 * widths.routes) +
                                item * (padded(model_.hidden) + widths.mixed) + 8 * model_.frequencies.size();
-    int64_t longest = 1;
-    for (const SpanOf &span : step.spans) longest = std::max(longest, span.context + span.length);
+    const size_t fixed = 4 * Run::scratch(model_, threads);
     int64_t most = step.tokens;
-    while (most > SHORTEST_SLICE &&
-           most * token_bytes + 4 * Run::scratch(model_, cache, most, longest, threads) > slice_bytes_)
-        most = (most + 1) / 2;
+    while (most > SHORTEST_SLICE && most * token_bytes + fixed > slice_bytes_) most = (most + 1) / 2;
     buffers_->shrink(step.tokens);
     for (int64_t first = 0; first < step.tokens; first += most) {
         const Slice slice(step, first, std::min(most, step.tokens - first));

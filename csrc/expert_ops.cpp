@@ -2,30 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <new>
+
+#include "block.h"
 
 namespace ft {
 namespace {
-
-// Memory that grows and is kept: a step of decoding allocates nothing.
-class Buffer {
-public:
-    char *get(size_t bytes) {
-        if (bytes > size_) {
-            data_.reset(new (std::align_val_t(64)) char[bytes]);
-            size_ = bytes;
-        }
-        return data_.get();
-    }
-
-private:
-    struct Delete {
-        void operator()(char *p) const { ::operator delete[](p, std::align_val_t(64)); }
-    };
-    std::unique_ptr<char[], Delete> data_;
-    size_t size_ = 0;
-};
 
 // Routes sorted by expert, in order of tokens within one: those of the i-th expert that is used are
 // [first[i], first[i + 1]).
@@ -35,7 +16,7 @@ struct Routes {
     std::vector<float> weight;
     std::vector<const void *> x;  // the token's activations
     std::vector<void *> act;      // what the gated unit makes of them
-    Buffer activations;
+    Block activations;
 
     int64_t used() const { return int64_t(experts.size()); }
     int64_t total() const { return first.back(); }
@@ -58,8 +39,8 @@ void Routes::build(const ExpertBank &bank, const Rows &rows, int64_t tokens, int
     }
     const size_t all = size_t(total());
     token.resize(all), weight.resize(all), x.resize(all), act.resize(all);
-    const int64_t width = padded(bank.layout.intermediate), size = rows.type == Activation::f32 ? 4 : 2;
-    char *activation = activations.get(all * size_t(width * size));
+    const int64_t width = padded(bank.layout.intermediate), size = activation_bytes(rows.type);
+    char *activation = activations.get<char>(all * size_t(width * size));
     for (int64_t i = 0; i < tokens * top_k; ++i) {
         if (ids[i] < 0) continue;
         const size_t place = size_t(count[size_t(ids[i])]++);
@@ -93,7 +74,7 @@ void gated_task(const MatmulKernels &k, const ExpertBank &bank, Activation type,
         unit.up_bias = unit.gate_bias + layout.intermediate;
     }
     const int64_t begin = routes.first[size_t(i)], end = routes.first[size_t(i) + 1];
-    const int64_t size = type == Activation::f32 ? 4 : 2, width = padded(layout.intermediate);
+    const int64_t size = activation_bytes(type), width = padded(layout.intermediate);
     for (int64_t t = begin; t < end; t += TOKENS) {
         const int64_t count = std::min(TOKENS, end - t);
         void *act[TOKENS];

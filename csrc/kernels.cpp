@@ -94,6 +94,12 @@ KernelChoice measure_kernels() {
     return {best, "measured on a small matrix with 1 and " + std::to_string(BATCH) + " rows: " + times};
 }
 
+const MatmulKernels *kernels_named(const std::string &name) {
+    for (const MatmulKernels *kernels : usable_kernels())
+        if (name == kernels->name) return kernels;
+    return nullptr;
+}
+
 const KernelChoice &kernel_choice() {
     if (const KernelChoice *choice = in_force.load(std::memory_order_acquire)) return *choice;
     std::lock_guard lock(guard);

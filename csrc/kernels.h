@@ -15,6 +15,9 @@ struct KernelChoice {
 // The choice in force. The first call measures, some milliseconds, unless use_kernels() came before it.
 const KernelChoice &kernel_choice();
 
+// One of usable_kernels() by name; null for any other name.
+const MatmulKernels *kernels_named(const std::string &name);
+
 // Replaces the choice from now on; calls that run keep theirs.
 void use_kernels(const MatmulKernels &kernels, const std::string &reason);
 

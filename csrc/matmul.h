@@ -15,6 +15,8 @@ namespace ft {
 
 enum class Activation : int { f32 = 0, bf16 = 1 };
 
+constexpr int64_t activation_bytes(Activation type) { return type == Activation::f32 ? 4 : 2; }
+
 // Rows of activations: row t starts at data + t * stride elements; `columns` of the matrix are read, and the elements
 // from there up to padded(columns) exist and are zero.
 struct Rows {
@@ -23,7 +25,7 @@ struct Rows {
     int64_t stride = 0;  // elements
 
     const void *row(int64_t t) const {
-        return static_cast<const char *>(data) + t * stride * (type == Activation::f32 ? 4 : 2);
+        return static_cast<const char *>(data) + t * stride * activation_bytes(type);
     }
 };
 

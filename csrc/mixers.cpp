@@ -32,9 +32,8 @@ const MixerKernels &mixers() {
 
 void rms_norm(const float *x, const float *weight, float epsilon, int64_t width, Activation type, void *out,
               const MixerKernels &k) {
-    const bool bf16 = type == Activation::bf16;
-    k.rms_norm(x, weight, epsilon, width, bf16, out);
-    const int64_t size = bf16 ? 2 : 4;
+    k.rms_norm(x, weight, epsilon, width, type == Activation::bf16, out);
+    const int64_t size = activation_bytes(type);
     std::memset(static_cast<char *>(out) + width * size, 0, size_t((padded(width) - width) * size));
 }
 

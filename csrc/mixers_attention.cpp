@@ -47,7 +47,7 @@ struct Attention {
     float *projected(int64_t token, int64_t head) const { return a.projected + token * a.stride + head * dim(); }
 
     static char *element(void *data, Activation type, int64_t at) {
-        return static_cast<char *>(data) + at * (type == Activation::bf16 ? 2 : 4);
+        return static_cast<char *>(data) + at * activation_bytes(type);
     }
 
     int64_t first_key(int64_t position) const {
@@ -182,9 +182,7 @@ struct Attention {
 
 }  // namespace
 
-int64_t attention_scratch(const AttentionShape &shape, int64_t, int64_t, int threads) {
-    return Layout(shape).total(threads);
-}
+int64_t attention_scratch(const AttentionShape &shape, int threads) { return Layout(shape).total(threads); }
 
 void attention(Team &team, const AttentionArguments &a) {
     const MixerKernels &k = a.kernels ? *a.kernels : mixers();

@@ -11,12 +11,12 @@ int64_t thread_floats(const DeltaNetDims &dims) { return aligned(delta_floats(di
 
 }  // namespace
 
-int64_t delta_net_scratch(const DeltaNetDims &dims, int64_t, int threads) { return threads * thread_floats(dims); }
+int64_t delta_net_scratch(const DeltaNetDims &dims, int threads) { return threads * thread_floats(dims); }
 
 void delta_net(Team &team, const DeltaNetArguments &a) {
     const DeltaNetDims &d = a.dims;
     const MixerKernels &k = a.kernels ? *a.kernels : mixers();
-    const int64_t size = a.type == Activation::bf16 ? 2 : 4, width = d.value_heads * d.value_dim;
+    const int64_t size = activation_bytes(a.type), width = d.value_heads * d.value_dim;
     team.each(a.span_count * d.key_heads, [&](int64_t task) {
         const SpanOf &span = a.spans[task / d.key_heads];
         DeltaHead h{};

@@ -28,6 +28,7 @@ def command(model: str, as_json: bool) -> None:
     would choose, and where each fact came from. Active parameters are those that one token meets: everything but the
     experts that are not chosen for it. For FTW that was quantized, the relative error that this made.
     """
+    from ftlaunch.cli.list import size
     from ftlaunch.store.describe import describe
     from ftlaunch.store.find import find
 
@@ -39,7 +40,7 @@ def command(model: str, as_json: bool) -> None:
     output.table(FACTS, [[fact.label, _value(fact), fact.source] for fact in description.facts], None, "")
     output.say("")
     parts = description.parts
-    rows = [[_name(part), _size(part.bytes), _count(part.parameters), ", ".join(part.formats)] for part in parts]
+    rows = [[_name(part), size(part.bytes), _count(part.parameters), ", ".join(part.formats)] for part in parts]
     output.table(PARTS, rows, None, "")
     if description.losses:
         output.say("")
@@ -60,25 +61,19 @@ def _data(description: Description) -> dict[str, Any]:
 
 
 def _value(fact: Fact) -> str:
-    from ftlaunch.cli.list import ago
+    from ftlaunch.cli.list import ago, size
 
     if fact.label == "last used":
         return ago(fact.value)
     if fact.value is None:
         return "-"
     if fact.label == "bytes":
-        return _size(fact.value)
+        return size(fact.value)
     return _count(fact.value) if "parameters" in fact.label else str(fact.value)
 
 
 def _name(part: Part) -> str:
     return part.name if part.loaded else f"{part.name} (not loaded)"
-
-
-def _size(count: int) -> str:
-    from ftlaunch.cli.list import size
-
-    return size(count)
 
 
 def _count(count: int) -> str:

@@ -103,7 +103,9 @@ class Bars:
             self._progress.remove_task(task)
 
 
-class Lines:
+class _Written:
+    """Needs nothing around it; tells no more than a line now and then."""
+
     def __init__(self) -> None:
         self._last = 0.0
         self._rate = Rate()
@@ -112,6 +114,11 @@ class Lines:
     def shown(self) -> Iterator[View]:
         yield self._show
 
+    def _show(self, event: Event) -> None:
+        raise NotImplementedError
+
+
+class Lines(_Written):
     def _show(self, event: Event) -> None:
         match event:
             case Said(text):
@@ -128,16 +135,8 @@ class Lines:
                 pass
 
 
-class JsonLines:
+class JsonLines(_Written):
     """One object a line on stdout."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._rate = Rate()
-
-    @contextmanager
-    def shown(self) -> Iterator[View]:
-        yield self._show
 
     def _show(self, event: Event) -> None:
         facts = asdict(event)

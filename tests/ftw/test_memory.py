@@ -41,9 +41,9 @@ kept = []
 with FtwSource(Path(sys.argv[1])) as source:
     for name, facts in source.tensors().items():
         kept.append(source.matrix(name) if len(facts.shape) == 2 else source.plain(name, torch.float32))
-    for layer in source.expert_layers():
-        kept.append(host_buffer(source.experts(layer) * source.expert_layout(layer).block_bytes))
-        source.read_experts(layer, kept[-1].view(source.experts(layer), -1))
+    for section in source.header.experts:
+        kept.append(host_buffer(section.extent))
+        source.read_experts(section.layer, kept[-1].view(section.experts, -1))
 print(peak() - before, source.header.weight_bytes)
 """
 

@@ -32,10 +32,10 @@ ORIGIN = Origin("tiny")
 
 def experts(source: FtwSource) -> Iterator[tuple[str, QuantMatrix]]:
     """Every expert matrix by canonical name, read a layer at a time as a loader does."""
-    for layer in source.expert_layers():
-        layout = source.expert_layout(layer)
+    for section in source.header.experts:
+        layer, layout = section.layer, source.expert_layout(section.layer)
         assert layout is not None
-        bank = host_buffer(source.experts(layer) * layout.block_bytes).view(-1, layout.block_bytes)
+        bank = host_buffer(section.experts * layout.block_bytes).view(-1, layout.block_bytes)
         source.read_experts(layer, bank)
         for expert, block in enumerate(bank):
             *matrices, _ = unpack_expert(layout, block)

@@ -23,7 +23,6 @@ from ftengine.memory.plan import resolve_dtype, resolve_threads
 from ftengine.models.base import ModelOptions, load
 from ftengine.weights.checkpoint import Checkpoint
 
-BENCHED = ("bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "q8_0", "q4_0")
 BATCHES = (1, 8, 64)
 BFLOAT16_VERSIONS = ("amx", "avx512_bf16")  # the others compute in float32 whatever activations are
 

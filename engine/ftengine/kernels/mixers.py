@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftengine.formats.format import padded
 from ftengine.kernels.native import AVAILABLE
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 _native: Any = None
 if AVAILABLE:
     from ftengine import _native
-
-K_ALIGN = 32  # rows of activations are as wide as the matrices that read them: csrc/formats.h
-
-
-def padded(width: int) -> int:
-    """Columns of a row of activations that holds `width` of them; those after them are zeros."""
-    return -(-width // K_ALIGN) * K_ALIGN
 
 
 def versions() -> list[str]:

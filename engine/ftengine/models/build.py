@@ -43,7 +43,7 @@ class Builder:
         self.dtype = DTYPES[options.dtype]
         self.threads = options.threads
         self.one_plus = one_plus
-        self.loader = WeightLoader(options.source or open_source(checkpoint.path), options.progress)
+        self.loader = WeightLoader(options.source or open_source(checkpoint), options.progress)
         self.loader.expect_experts(config.num_hidden_layers, config.experts)
         self.executor = HostExecutor(ExpertPool())
 

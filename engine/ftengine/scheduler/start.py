@@ -45,7 +45,7 @@ def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
     memory, bound = available_memory()
     dtype = resolve_dtype(config.dtype)
     token_bytes = estimate.kv_bytes_per_token(checkpoint.text_config, dtype.value)
-    weights = open_source(checkpoint.path)
+    weights = open_source(checkpoint)
     weight_bytes = estimate.weight_bytes(weights, checkpoint.text_config)
     check_memory(config, weight_bytes, token_bytes, memory, bound)
 

@@ -6,8 +6,6 @@ codes; other types are dequantized by the gguf package and rounded to BF16.
 
 from __future__ import annotations
 
-import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,22 +16,25 @@ import torch
 from ftengine.errors import CheckpointError
 from ftengine.formats.format import ExpertLayout, Format
 from ftengine.formats.matrix import QuantMatrix
-from ftengine.weights.files import open_regular
+from ftengine.weights.checkpoint import Checkpoint
 from ftengine.weights.gguf_blocks import GROUP, KEPT, OTHERWISE, kept, numbers, reorder_columns, reorder_rows
 from ftengine.weights.gguf_header import GgufTensor
 from ftengine.weights.gguf_layout import Change, Part, parts
 from ftengine.weights.gguf_model import open_gguf
+from ftengine.weights.ranges import Bytes
+from ftengine.weights.reader import FilesOfTensors
 from ftengine.weights.source import TensorFacts
 
 
 class GgufSource:
     """Fulfils weights.source.WeightSource. Raises CheckpointError for a file whose weights have no place in a model."""
 
-    def __init__(self, path: Path) -> None:
-        """path: the file, or the first of a model that is split into several."""
-        files = open_gguf(path)
+    def __init__(self, model: Path | Checkpoint) -> None:
+        """A path is that of the file, or of the first of a model that is split into several."""
+        files = model.gguf if isinstance(model, Checkpoint) else open_gguf(model)
+        assert files is not None, "a checkpoint of another kind"
         self._parts = parts(files.header, files.config)
-        self._files = _Files()
+        self._files = FilesOfTensors()
 
     def __enter__(self) -> GgufSource:
         return self
@@ -93,13 +94,18 @@ class GgufSource:
 
     def _scale(self, part: Part) -> float:
         assert part.scale is not None
-        raw = self._files.read(part.scale, part.scale.start + 4 * part.expert, 4)
+        raw = self._bytes(part.scale, part.scale.start + 4 * part.expert, 4)
         return float(raw.view(np.float32)[0])
 
     def _read(self, part: Part) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
         """The part's stored rows, uint8 [rows, row bytes]."""
-        raw = self._files.read(part.tensor, part.tensor.start + part.first * part.row_bytes, part.nbytes)
+        raw = self._bytes(part.tensor, part.tensor.start + part.first * part.row_bytes, part.nbytes)
         return raw.reshape(part.rows, part.row_bytes)
+
+    def _bytes(self, tensor: GgufTensor, start: int, count: int) -> Bytes:
+        out = np.empty(count, np.uint8)
+        self._files.read(tensor.file, tensor.name, start, out)
+        return out
 
 
 def _format(part: Part) -> Format:
@@ -113,33 +119,3 @@ def _is_kept(part: Part) -> bool:
     kind = part.tensor.type.name
     torn = part.column_order is not None and part.column_order.size % GROUP.get(kind, 1) != 0
     return kind in KEPT and not torn and (part.scale is None or kind == "NVFP4")
-
-
-class _Files:
-    """Descriptors stay open while a model is read. Safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._descriptors: dict[Path, int] = {}
-        self._lock = threading.Lock()
-
-    def read(self, tensor: GgufTensor, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        out = np.empty(count, np.uint8)
-        view, descriptor = memoryview(out.data), self._descriptor(tensor.file)
-        while len(view):
-            got = os.preadv(descriptor, [view[: 1 << 30]], start)
-            if got == 0:
-                raise CheckpointError(f"{tensor.file} ended inside {tensor.name}: it changed while it was read")
-            view, start = view[got:], start + got
-        return out
-
-    def close(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
-
-    def _descriptor(self, path: Path) -> int:
-        with self._lock:
-            found = self._descriptors.get(path)
-            if found is None:
-                found = self._descriptors[path] = open_regular(path)
-            return found

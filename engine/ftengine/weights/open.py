@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ftengine.weights.checkpoint import Checkpoint
 from ftengine.weights.source import WeightSource
 
 
-def open_source(path: Path) -> WeightSource:
-    """An FTW directory, a GGUF file or a directory of safetensors. Raises CheckpointError."""
+def open_source(model: Path | Checkpoint) -> WeightSource:
+    """An FTW directory, a GGUF file or a directory of safetensors; of an open checkpoint, what it has read already is
+    not read again. Raises CheckpointError.
+    """
+    path = model.path if isinstance(model, Checkpoint) else model
     if path.is_file():
         from ftengine.weights.gguf_source import GgufSource
 
-        return GgufSource(path)
+        return GgufSource(model)
     from ftengine.weights.ftw.header import is_ftw
 
     if is_ftw(path):
@@ -21,4 +25,4 @@ def open_source(path: Path) -> WeightSource:
         return FtwSource(path)
     from ftengine.weights.safetensors_source import SafetensorsSource
 
-    return SafetensorsSource(path)
+    return SafetensorsSource(model)

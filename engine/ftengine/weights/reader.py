@@ -14,7 +14,7 @@ import torch
 
 from ftengine.errors import CheckpointError
 from ftengine.weights.header import TensorEntry
-from ftengine.weights.ranges import RangeFile
+from ftengine.weights.ranges import Bytes, RangeFile
 
 STAGING_BYTES = 16 << 20
 # Codes and scales of small formats are handled as bytes.
@@ -28,21 +28,43 @@ DISK_DTYPES = {
 }
 
 
-class TensorReader:
-    """Keeps the shards' descriptors open while a model loads. Use as a context manager."""
+class FilesOfTensors:
+    """Keeps the descriptors of a model's files open while it loads."""
 
     def __init__(self) -> None:
         self._files: dict[Path, RangeFile] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> TensorReader:
-        return self
+    def read(self, path: Path, name: str, start: int, out: Bytes) -> None:
+        """Fills `out`, contiguous, with bytes of the tensor `name`, which lie from `start` on in the file."""
+        if self._file(path).read(start, out) < out.size:
+            raise CheckpointError(f"{path} ended inside the tensor {name}: it changed while it was read")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         with self._lock:
             for file in self._files.values():
                 file.close()
             self._files.clear()
+
+    def _file(self, path: Path) -> RangeFile:
+        with self._lock:
+            found = self._files.get(path)
+            if found is None:
+                found = self._files[path] = RangeFile(path)
+            return found
+
+
+class TensorReader:
+    """Of safetensors. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._files = FilesOfTensors()
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._files.close()
 
     def read(self, entry: TensorEntry, out: torch.Tensor, first: int = 0) -> None:
         """Fills the contiguous `out` with the tensor's elements from number `first` on, converted to out's dtype."""
@@ -64,13 +86,4 @@ class TensorReader:
             start += part.numel() * dtype.itemsize
 
     def _read_bytes(self, entry: TensorEntry, flat: torch.Tensor, start: int) -> None:
-        out = flat.view(torch.uint8).numpy()
-        if self._file(entry.file).read(start, out) < out.size:
-            raise CheckpointError(f"{entry.file} ended inside the tensor {entry.name}: it changed while it was read")
-
-    def _file(self, path: Path) -> RangeFile:
-        with self._lock:
-            found = self._files.get(path)
-            if found is None:
-                found = self._files[path] = RangeFile(path)
-            return found
+        self._files.read(entry.file, entry.name, start, flat.view(torch.uint8).numpy())

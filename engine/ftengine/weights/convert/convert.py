@@ -48,7 +48,7 @@ def convert(
     or what was written is not what was read.
     """
     checkpoint = Checkpoint.open(model)
-    with open_source(checkpoint.path) as source, destination(out, on_wait) as place:
+    with open_source(checkpoint) as source, destination(out, on_wait) as place:
         check_apart(checkpoint.path, place.final)
         plan = make_plan(source, options)
         small = _small_files(checkpoint)

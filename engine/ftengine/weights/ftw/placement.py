@@ -10,7 +10,6 @@ import msgspec
 from ftengine.weights.ftw.layout import DataFile, ExpertSection, TensorSection
 
 NO_HASH = "0" * 64  # until the section is written
-GIBIBYTE = 1 << 30
 
 Section = TypeVar("Section", TensorSection, ExpertSection)
 

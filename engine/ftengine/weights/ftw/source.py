@@ -65,13 +65,6 @@ class FtwSource:
         codes = data.view(STORAGE[tensor.number_format.codes]).view(rows, columns)
         return QuantMatrix(tensor.number_format, rows, columns, codes)
 
-    def expert_layers(self) -> tuple[int, ...]:
-        return tuple(sorted(self._experts))
-
-    def experts(self, layer: int) -> int:
-        """How many the layer has."""
-        return self._section(layer).experts
-
     def expert_layout(self, layer: int) -> ExpertLayout | None:
         """The form of this layer's blocks; None for a layer without routed experts."""
         section = self._experts.get(layer)
