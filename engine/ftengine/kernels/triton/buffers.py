@@ -1,0 +1,138 @@
+"""What the GPU's kernels hand to each other: preallocated device tensors of fixed shape, counts on the device.
+
+B = rows of a decode step, K = experts a token, U = B * K, E = experts a layer, L = MoE layers, numbered 0..L-1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ftengine.formats.format import aligned
+
+DECODE_TOKENS = 16  # rows that decode kernels take; more go the way of prefill
+LINE = 64  # bytes of a cache line: what the GPU and the CPU write lies on different ones
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The distinct experts that the GPU computes in a layer, and with what weight for which token.
+
+    combine[u, t] is 0 where token t does not use expert u; rows u >= count are never read.
+    """
+
+    count: torch.Tensor  # int32 [1]
+    slot: torch.Tensor  # int32 [U]
+    combine: torch.Tensor  # float32 [U, B]
+
+    @staticmethod
+    def allocate(tokens: int, top_k: int, device: torch.device | str) -> Chosen:
+        routes = tokens * top_k
+        return Chosen(
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.zeros(routes, dtype=torch.int32, device=device),
+            torch.zeros(routes, tokens, dtype=torch.float32, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class FetchList:
+    """Experts of one layer whose blocks are copied from host memory into slots before they are computed."""
+
+    count: torch.Tensor  # int32 [1]
+    expert: torch.Tensor  # int32 [U]
+    slot: torch.Tensor  # int32 [U]
+
+    @staticmethod
+    def allocate(routes: int, device: torch.device | str) -> FetchList:
+        return FetchList(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (1, routes, routes)))
+
+
+@dataclass(frozen=True)
+class RouteBuffers:
+    """Where `route` writes a layer's decisions. One set serves all layers of a step, one after the other."""
+
+    ids: torch.Tensor  # int32 [B, K], most probable first
+    weights: torch.Tensor  # float32 [B, K]
+    gates: torch.Tensor  # float32 [B], of the shared expert; 1 where it has none
+    chosen: Chosen
+    fetch: FetchList
+    admit: FetchList  # experts that the CPU computes now and that may be copied in the background
+
+    @staticmethod
+    def allocate(tokens: int, top_k: int, device: torch.device | str) -> RouteBuffers:
+        routes = tokens * top_k
+        return RouteBuffers(
+            torch.zeros(tokens, top_k, dtype=torch.int32, device=device),
+            torch.zeros(tokens, top_k, dtype=torch.float32, device=device),
+            torch.ones(tokens, dtype=torch.float32, device=device),
+            Chosen.allocate(tokens, top_k, device),
+            FetchList.allocate(routes, device),
+            FetchList.allocate(routes, device),
+        )
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """Host memory, mapped and pinned where there is a GPU, through which a layer's routes go to the CPU and back.
+
+    The GPU writes ids, weights and rows, then bell[0] = n, the number of the request (1, 2, ...), with system-wide
+    release order. The CPU writes `out`, zeros where it adds nothing, then reply[0] = n. One request is under way at a
+    time. error[0] is not 0 once one of them has waited in vain.
+    """
+
+    bell: torch.Tensor  # int32 [16]: number of the request, MoE layer, tokens, experts a token
+    ids: torch.Tensor  # int32 [B, K], negative: not for the CPU
+    weights: torch.Tensor  # float32 [B, K]
+    rows: torch.Tensor  # [B, H] activations
+    reply: torch.Tensor  # int32 [16]: number of the request that is done
+    out: torch.Tensor  # float32 [B, H]
+    error: torch.Tensor  # int32 [16]
+
+    @staticmethod
+    def carve(buffer: torch.Tensor, tokens: int, top_k: int, hidden: int, dtype: torch.dtype) -> Mailbox:
+        """Views into a zeroed uint8 buffer of at least `Mailbox.size(...)` bytes, its start aligned to LINE."""
+        at = 0
+
+        def part(kind: torch.dtype, *shape: int) -> torch.Tensor:
+            nonlocal at
+            size = kind.itemsize * torch.Size(shape).numel()
+            view = buffer[at : at + size].view(kind).view(shape)
+            at = aligned(at + size, 2 * LINE)
+            return view
+
+        bell = part(torch.int32, 16)
+        ids, weights = part(torch.int32, tokens, top_k), part(torch.float32, tokens, top_k)
+        rows = part(dtype, tokens, hidden)
+        reply = part(torch.int32, 16)
+        return Mailbox(bell, ids, weights, rows, reply, part(torch.float32, tokens, hidden), part(torch.int32, 16))
+
+    @staticmethod
+    def size(tokens: int, top_k: int, hidden: int, dtype: torch.dtype) -> int:
+        """Bytes."""
+        sizes = (
+            64,
+            4 * tokens * top_k,
+            4 * tokens * top_k,
+            dtype.itemsize * tokens * hidden,
+            64,
+            4 * tokens * hidden,
+            64,
+        )
+        return sum(aligned(size, 2 * LINE) for size in sizes)
+
+
+@dataclass(frozen=True)
+class SlotTensors:
+    """The device's cache of experts: `experts/slots.py` makes and explains it, the kernels of `route.py` change it."""
+
+    blocks: torch.Tensor  # uint8 [slots + staging, slot_bytes]
+    slots: int  # the first ones hold experts from step to step, the rest for one layer only
+    table: torch.Tensor  # int32 [L, E]: the slot that holds an expert, or -1
+    keys: torch.Tensor  # int32 [slots]: layer * E + expert, or -1
+    score: torch.Tensor  # float32 [L, E]: what an expert is worth keeping
+    control: torch.Tensor  # float32 [16]: settings the host may change between steps, see experts/slots.py
+    counters: torch.Tensor  # int64 [L, 8]
+    state: torch.Tensor  # int32 [...]: step number, request number, queue of victims; see route.py
+    resident: bool  # every expert is in slot layer * E + expert
