@@ -20,4 +20,18 @@ struct ExpertBank {
 void experts(Team &team, const MatmulKernels &k, const ExpertBank &bank, const Rows &x, int64_t tokens, int64_t top_k,
              const int32_t *ids, const float *weights, float *out, int64_t out_stride);
 
+// The same in two parts. One thread sorts the routes; whatever tells the others of it orders memory. The sorted routes
+// are valid until the same thread sorts others. Throws std::bad_alloc.
+struct SortedRoutes;
+SortedRoutes &sort_routes(const ExpertBank &bank, const Rows &x, int64_t tokens, int64_t top_k, const int32_t *ids,
+                          const float *weights);
+
+// How many routes are taken, and how many experts they use.
+int64_t route_count(const SortedRoutes &routes);
+int64_t expert_count(const SortedRoutes &routes);
+
+// All threads of a team together; ends in a barrier. add: out += instead of out =.
+void run_experts(Team &team, const MatmulKernels &k, const ExpertBank &bank, SortedRoutes &routes, float *out,
+                 int64_t out_stride, bool add);
+
 }  // namespace ft

@@ -6,6 +6,7 @@ void bind_pack(nanobind::module_ &m);
 void bind_mixers(nanobind::module_ &m);
 void bind_matmul(nanobind::module_ &m);
 void bind_decoder(nanobind::module_ &m);
+void bind_lane(nanobind::module_ &m);
 
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels. Arrays come in through DLPack or the buffer protocol; nothing is copied.";
@@ -14,4 +15,5 @@ NB_MODULE(_native, m) {
     bind_mixers(m);
     bind_matmul(m);
     bind_decoder(m);
+    bind_lane(m);
 }

@@ -3,8 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
-#include <climits>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -13,90 +11,16 @@
 #include <vector>
 
 #include "cores.h"
-
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#include <condition_variable>
-#endif
+#include "waiting.h"
 
 namespace ft {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-using std::chrono::nanoseconds;
 
 // A sleeping thread costs its waker a system call and starts some 5-50 us late; a spinning one takes its core from
 // whoever could use it, in the worst case from the very thread that it waits for. So threads spin for a while, then
 // sleep: see TeamState::meet.
 constexpr int64_t SHORTEST_SPIN = 2'000, LONGEST_SPIN = 100'000;  // ns, at a barrier
 constexpr int64_t IDLE_SPIN = 20'000;                             // ns, between two jobs
-constexpr int SPINS_A_LOOK = 16;                                  // between two looks at the clock
-
-inline int64_t now() {
-    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb");  // `yield` is a no-op on most cores
-#endif
-}
-
-// A number that threads wait on until it changes.
-class alignas(64) Signal {
-public:
-    uint32_t value() const { return value_.load(std::memory_order_acquire); }
-
-    // What follows is sequentially consistent: either the waker sees the sleeper, or the sleeper the new value.
-    void advance() {
-        value_.fetch_add(1);
-        if (sleepers_.load() > 0) wake();
-    }
-
-    // True if the value is not `old` within `patience` ns.
-    bool spin(uint32_t old, int64_t patience) const {
-        const int64_t end = now() + patience;
-        do {
-            for (int i = 0; i < SPINS_A_LOOK; ++i) {
-                if (value() != old) return true;
-                relax();
-            }
-        } while (now() < end);
-        return false;
-    }
-
-    // Returns once the value is not `old`.
-    void sleep(uint32_t old) {
-        sleepers_.fetch_add(1);
-        while (value_.load() == old) doze(old);
-        sleepers_.fetch_sub(1);
-    }
-
-private:
-#if defined(__linux__)
-    void doze(uint32_t old) { syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0); }
-    void wake() { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
-#else
-    void doze(uint32_t old) {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return value_.load() != old; });
-    }
-    void wake() {
-        { std::lock_guard lock(mutex_); }  // a thread about to wait has either seen the value or waits by now
-        changed_.notify_all();
-    }
-    std::mutex mutex_;
-    std::condition_variable changed_;
-#endif
-
-    std::atomic<uint32_t> value_{0}, sleepers_{0};
-};
 
 }  // namespace
 
@@ -112,33 +36,59 @@ struct TeamState {
     std::atomic<int64_t> met{0};  // when the last to arrive came, ns
     Signal meeting;
     alignas(64) std::atomic<int64_t> patience{LONGEST_SPIN};
+    std::atomic<int64_t> least{0};  // spin_at_least()'s
+    std::atomic<int> waiting{0};    // callers that have no turn yet
+    std::atomic<void *> shared{nullptr};
 
     void arrive(int size) {
         if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) return;
         arrived.store(0, std::memory_order_relaxed);
         next.store(0, std::memory_order_relaxed);
-        met.store(now(), std::memory_order_relaxed);
+        met.store(now_ns(), std::memory_order_relaxed);
         meeting.advance();
     }
 
     // Spins for as long as it paid of late. A meeting that came within LONGEST_SPIN was worth spinning for; one that
     // took longer was held up by a thread that had lost its core, or by a long piece of work: sleep sooner next time.
-    void meet(int size) {
-        const uint32_t before = meeting.value();
-        arrive(size);
+    void await(uint32_t before) {
         if (meeting.value() != before) return;
-        const int64_t came = now(), patient = patience.load(std::memory_order_relaxed);
-        if (meeting.spin(before, patient)) return;
+        const int64_t came = now_ns(), patient = patience.load(std::memory_order_relaxed);
+        const int64_t floor = least.load(std::memory_order_relaxed);
+        if (meeting.spin(before, std::max(patient, floor), LONGEST_SPIN)) return;
         meeting.sleep(before);
         const bool soon = met.load(std::memory_order_relaxed) - came < LONGEST_SPIN;
         patience.store(soon ? std::min(2 * patient, LONGEST_SPIN) : std::max(patient / 2, SHORTEST_SPIN),
                        std::memory_order_relaxed);
+    }
+
+    void meet(int size) {
+        const uint32_t before = meeting.value();
+        arrive(size);
+        await(before);
     }
 };
 
 void Team::barrier() {
     if (size_ > 1) state_.meet(size_);
 }
+
+uint32_t Team::arrive() {
+    const uint32_t before = state_.meeting.value();
+    state_.arrive(size_);
+    return before;
+}
+
+bool Team::met(uint32_t meeting) const { return state_.meeting.value() != meeting; }
+
+void Team::await(uint32_t meeting) { state_.await(meeting); }
+
+void Team::share(void *what) { state_.shared.store(what, std::memory_order_relaxed); }
+
+void *Team::shared() const { return state_.shared.load(std::memory_order_relaxed); }
+
+void Team::spin_at_least(int64_t nanoseconds) { state_.least.store(nanoseconds, std::memory_order_relaxed); }
+
+bool Team::wanted() const { return state_.waiting.load(std::memory_order_relaxed) > 0; }
 
 int64_t Team::next() { return state_.next.fetch_add(1, std::memory_order_relaxed); }
 
@@ -171,19 +121,25 @@ void pin(int cpu) {
     CPU_FREE(set);
 }
 
-// Moves the caller off its helpers' cores: where all cores are busy the scheduler would leave it there for long. Its
-// mask is as before afterwards, so that threads which it starts inherit nothing.
-void step_aside(const Cores &cores) {
+// Moves the caller to that core. Its mask is as before afterwards, so that threads which it starts inherit nothing.
+void move_to(int cpu) {
     cpu_set_t before;
-    if (!pinned(cores) || sched_getcpu() == cores.cpus[0] || sched_getaffinity(0, sizeof before, &before) != 0) return;
-    pin(cores.cpus[0]);
+    if (sched_getaffinity(0, sizeof before, &before) != 0) return;
+    pin(cpu);
     sched_setaffinity(0, sizeof before, &before);
+}
+
+// Moves the caller off its helpers' cores: where all cores are busy the scheduler would leave it there for long.
+void step_aside(const Cores &cores) {
+    if (pinned(cores) && sched_getcpu() != cores.cpus[0]) move_to(cores.cpus[0]);
 }
 
 #else
 
 bool pinned(const Cores &) { return false; }
 void pin(int) {}
+void move_to(int) {}
+int sched_getcpu() { return -1; }
 void step_aside(const Cores &) {}
 
 #endif
@@ -214,19 +170,32 @@ public:
     }
 
     void run(int threads, const std::function<void(Team &)> &f) {
+        state_.waiting.fetch_add(1, std::memory_order_relaxed);
         std::lock_guard turn(callers_);
+        state_.waiting.fetch_sub(1, std::memory_order_relaxed);
+        take_turn(threads, f);
+    }
+
+    bool try_run(int threads, const std::function<void(Team &)> &f) {
+        std::unique_lock turn(callers_, std::try_to_lock);
+        if (turn.owns_lock()) take_turn(threads, f);
+        return turn.owns_lock();
+    }
+
+private:
+    // One helper's; its number counts the jobs that it has been called to.
+    using Seat = std::unique_ptr<Signal>;
+
+    void take_turn(int threads, const std::function<void(Team &)> &f) {
         hire(threads - 1);
         step_aside(granted_cores());
+        state_.least.store(0, std::memory_order_relaxed);
         job_ = &f;
         size_ = std::min(threads, 1 + int(seats_.size()));
         for (int i = 1; i < size_; ++i) seats_[i - 1]->advance();
         take_part(state_, 0, size_, f);
         if (size_ > 1) state_.meet(size_);
     }
-
-private:
-    // One helper's; its number counts the jobs that it has been called to.
-    using Seat = std::unique_ptr<Signal>;
 
     void hire(int helpers) {
         while (int(seats_.size()) < helpers) {
@@ -258,14 +227,36 @@ private:
     int size_ = 0;
 };
 
+void run_alone(const std::function<void(Team &)> &f) {
+    TeamState alone;
+    Team team(alone, 0, 1);
+    f(team);
+}
+
 }  // namespace
 
 void run_team(int threads, const std::function<void(Team &)> &f) {
     threads = std::min(threads, granted_threads());
     if (threads > 1 && !inside) return Pool::shared().run(threads, f);
-    TeamState alone;
-    Team team(alone, 0, 1);
-    f(team);
+    run_alone(f);
+}
+
+bool try_run_team(int threads, const std::function<void(Team &)> &f) {
+    threads = std::min(threads, granted_threads());
+    if (threads > 1 && !inside) return Pool::shared().try_run(threads, f);
+    run_alone(f);
+    return true;
+}
+
+void stay_on_first_core() {
+    if (const Cores &cores = granted_cores(); pinned(cores)) pin(cores.cpus[0]);
+}
+
+void step_off_cores(int threads) {
+    const Cores &cores = granted_cores();
+    if (!pinned(cores) || threads < 1 || threads >= int(cores.cpus.size())) return;
+    const auto end = cores.cpus.begin() + threads;
+    if (std::find(cores.cpus.begin(), end, sched_getcpu()) != end) move_to(*end);
 }
 
 }  // namespace ft

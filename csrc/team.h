@@ -23,6 +23,15 @@ public:
     // Returns when every thread of the team has called it; what they wrote before is visible after.
     void barrier();
 
+    // The same; a thread that has to wait calls meanwhile() until all have come or it returns false.
+    template <class F>
+    void barrier(F &&meanwhile) {
+        if (size_ == 1) return;
+        const uint32_t meeting = arrive();
+        while (!met(meeting) && meanwhile()) {}
+        await(meeting);
+    }
+
     // Calls f(i) once for each i < tasks, on whichever thread is free; ends in a barrier. f must not throw.
     template <class F>
     void each(int64_t tasks, F &&f) {
@@ -38,6 +47,12 @@ public:
     // it fetches ahead is its own, and takes from the others' runs once its own is done.
     template <class F>
     void sweep(int64_t tasks, F &&f) {
+        sweep(tasks, f, [] { return false; });
+    }
+
+    // Threads that have no task left call meanwhile() until the last one is done or it returns false.
+    template <class F, class G>
+    void sweep(int64_t tasks, F &&f, G &&meanwhile) {
         if (size_ == 1 || size_ > MOST_RUNS) return each(tasks, f);
         begin_sweep();
         for (int i = 0; i < size_; ++i) {
@@ -45,12 +60,30 @@ public:
             const int64_t begin = tasks * owner / size_, end = tasks * (owner + 1) / size_;
             for (int64_t task = begin + next_of(owner); task < end; task = begin + next_of(owner)) f(task);
         }
-        barrier();
+        barrier(meanwhile);
     }
+
+    // The share of a sweep over so many tasks that this thread begins with.
+    int64_t first_task(int64_t tasks) const { return tasks * index_ / size_; }
+    int64_t end_task(int64_t tasks) const { return tasks * (index_ + 1) / size_; }
+
+    // One thread hands a pointer to the others: what share() was given is what shared() returns after a barrier.
+    void share(void *what);
+    void *shared() const;
+
+    // From the next meeting to the end of this job, no thread sleeps at a barrier before it has spun for so long.
+    void spin_at_least(int64_t nanoseconds);
+
+    // Others want the pool's threads: a job without an end should make one.
+    bool wanted() const;
 
 private:
     static constexpr int MOST_RUNS = 128;
     friend struct TeamState;
+
+    uint32_t arrive();                // this thread is at the barrier
+    bool met(uint32_t meeting) const;  // all are
+    void await(uint32_t meeting);
 
     int64_t next();      // takes a task number of the current each()
     void finish_each();  // a barrier that also resets the counter
@@ -64,5 +97,16 @@ private:
 
 // Concurrent callers wait for each other. `f` must not throw. Survives fork: a child gets new threads.
 void run_team(int threads, const std::function<void(Team &)> &f);
+
+// The same unless another caller has the threads now: then does nothing and returns false.
+bool try_run_team(int threads, const std::function<void(Team &)> &f);
+
+// For a thread that calls run_team all the time: keeps it on the core that number 0 of a team gets, where teams are
+// given cores at all.
+void stay_on_first_core();
+
+// Moves the caller off the cores of a team of so many threads, if there is another one. The scheduler would leave it
+// beside a thread that spins.
+void step_off_cores(int threads);
 
 }  // namespace ft

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,71 +11,13 @@ from pathlib import Path
 import pytest
 
 from ftengine.kernels import native
-
-ROOT = Path(__file__).resolve().parents[2]
-COMPILERS = (os.environ.get("CXX"), "c++", "g++", "clang++")
-COMPILER = next((name for name in COMPILERS if name and shutil.which(name)), None)
-RACY = """
-#include <thread>
-int count = 0;
-int main() { std::thread other([] { ++count; }); ++count; other.join(); }
-"""
-OVERRUN = "int main(int count, char **) { int *volatile p = new int[1]; p[count] = 1; return p[count]; }"
-
-
-def build(source: Path, program: Path, sanitizer: str) -> Path:
-    assert COMPILER is not None
-    flags = ["-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc'}"]
-    flags += [f"-fsanitize={sanitizer}"] if sanitizer else []
-    sources = [source, ROOT / "csrc" / "team.cpp"] if source.name == "team_stress.cpp" else [source]
-    command = [COMPILER, *flags, *map(str, sources), "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return program
-
-
-def execute(program: Path) -> subprocess.CompletedProcess[str]:
-    # The child of a fork may use threads of its own: that is part of what is tested.
-    # Leaks are not looked for: a child that ends while its team works is part of it too, and what running threads hold
-    # then counts as leaked where the system does not let them be stopped.
-    environment = os.environ | {"TSAN_OPTIONS": "die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run([program], capture_output=True, text=True, timeout=120, env=environment)
-    if "unexpected memory mapping" in done.stderr and shutil.which("setarch"):
-        # Kernels that place memory more randomly than an old thread sanitizer expects.
-        command = ["setarch", "-R", str(program)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    return done
-
-
-@pytest.fixture(scope="module")
-def sanitizer_works(tmp_path_factory):
-    """Whether a sanitizer finds the fault that it is for: a test under one that finds nothing would prove nothing."""
-
-    def check(sanitizer: str) -> None:
-        if COMPILER is None:
-            pytest.skip("no C++ compiler")
-        folder = tmp_path_factory.mktemp(sanitizer)
-        (folder / "fault.cpp").write_text(RACY if sanitizer == "thread" else OVERRUN)
-        try:
-            program = build(folder / "fault.cpp", folder / "fault", sanitizer)
-        except AssertionError as error:
-            pytest.skip(f"the compiler has no {sanitizer} sanitizer: {str(error)[:200]}")
-        done = execute(program)
-        assert done.returncode != 0, f"the {sanitizer} sanitizer overlooks a fault"
-        if "Sanitizer: data race" not in done.stderr and "heap-buffer-overflow" not in done.stderr:
-            pytest.skip(f"the {sanitizer} sanitizer does not run here: {done.stderr[:200]}")
-
-    return check
+from tests.native.sanitized import build, holds
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_stress_program_holds_under_a_sanitizer(sanitizer, sanitizer_works, tmp_path):
     sanitizer_works(sanitizer)
-    done = execute(build(ROOT / "tests" / "native" / "team_stress.cpp", tmp_path / "stress", sanitizer))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip() == "all checks hold"
-    assert "Sanitizer" not in done.stderr
-    assert "runtime error" not in done.stderr
+    holds(build(tmp_path / "stress", sanitizer, Path(__file__).with_name("team_stress.cpp"), "team.cpp"))
 
 
 WORK = """

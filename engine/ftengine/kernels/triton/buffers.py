@@ -58,7 +58,6 @@ class RouteBuffers:
     gates: torch.Tensor  # float32 [B], of the shared expert; 1 where it has none
     chosen: Chosen
     fetch: FetchList
-    admit: FetchList  # experts that the CPU computes now and that may be copied in the background
 
     @staticmethod
     def allocate(tokens: int, top_k: int, device: torch.device | str) -> RouteBuffers:
@@ -68,7 +67,6 @@ class RouteBuffers:
             torch.zeros(tokens, top_k, dtype=torch.float32, device=device),
             torch.ones(tokens, dtype=torch.float32, device=device),
             Chosen.allocate(tokens, top_k, device),
-            FetchList.allocate(routes, device),
             FetchList.allocate(routes, device),
         )
 
@@ -125,14 +123,35 @@ class Mailbox:
 
 @dataclass(frozen=True)
 class SlotTensors:
-    """The device's cache of experts: `experts/slots.py` makes and explains it, the kernels of `route.py` change it."""
+    """The device's cache of experts: `experts/slots.py` makes and explains it, the kernels of `route.py` change it.
 
-    blocks: torch.Tensor  # uint8 [slots + staging, slot_bytes]
-    slots: int  # the first ones hold experts from step to step, the rest for one layer only
+    G = slots that hold a block for one layer only, S = slots that hold it from step to step. The columns of `state`,
+    `control`, `counters` and `admit` are named in cachestate.py.
+    """
+
+    blocks: torch.Tensor  # uint8 [S + G, slot_bytes]
+    slots: int  # S
+    staging: int  # G
     table: torch.Tensor  # int32 [L, E]: the slot that holds an expert, or -1
-    keys: torch.Tensor  # int32 [slots]: layer * E + expert, or -1
+    keys: torch.Tensor  # int32 [S]: layer * E + expert, or -1
+    stamp: torch.Tensor  # int32 [S]: the last step that used a slot
     score: torch.Tensor  # float32 [L, E]: what an expert is worth keeping
-    control: torch.Tensor  # float32 [16]: settings the host may change between steps, see experts/slots.py
-    counters: torch.Tensor  # int64 [L, 8]
-    state: torch.Tensor  # int32 [...]: step number, request number, queue of victims; see route.py
+    queue: torch.Tensor  # int32 [S]: slots by rising score at the end of the last step, the next victims
+    queue_score: torch.Tensor  # float32 [S]: their scores
+    admit: torch.Tensor  # int32 [L, ...]: what is copied in the background
+    control: torch.Tensor  # float32 [16]: settings the host may change between steps
+    counters: torch.Tensor  # int64 [L, 16]
+    state: torch.Tensor  # int32 [16]: step number, request number, head of the queue, ...
+    row_scratch: torch.Tensor  # float32 [DECODE_TOKENS, E]: what rows tell each other within `route`
+    policy: int  # the rule of the scores
     resident: bool  # every expert is in slot layer * E + expert
+    readable: bool  # the GPU can read the experts in host memory
+    trace: TraceRing | None = None
+
+
+@dataclass(frozen=True)
+class TraceRing:
+    """What the router said for a step's first row, for the last N steps."""
+
+    ids: torch.Tensor  # int16 [N, L, K]
+    logits: torch.Tensor  # float16 [N, L, E]

@@ -2,8 +2,9 @@
 
 Programmatic dependent launch (PDL, compute capability 9.0): a kernel starts while the one before it still runs and
 waits, with `wait_for_previous`, before it touches anything that an earlier kernel writes or reads. It may load weights
-before. Every kernel that is launched with `launch_options()` must wait once in every program: "all before me are
-done" holds for the whole chain only if it holds at each link.
+before, whose upload must be over by then: synchronize once after loading a model. Every kernel that is launched with
+`launch_options()` must wait once in every program: "all before me are done" holds for the whole chain only if it holds
+at each link.
 """
 
 from __future__ import annotations

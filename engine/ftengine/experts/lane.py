@@ -1,0 +1,138 @@
+"""The CPU's lane: threads that compute the experts which a GPU hands over through a mailbox.
+
+The threads are the process's pool (csrc/team.h). While the lane is awake it holds them, spinning; other callers of
+native kernels get them between two requests. It falls asleep after `patience` seconds without a request.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+
+from ftengine import _native
+from ftengine.experts.mailbox import error_of
+from ftengine.experts.pool import ExpertBank
+from ftengine.kernels import native
+from ftengine.kernels.triton.buffers import Mailbox
+
+PATIENCE = 0.003  # seconds; a step of decoding is about as long, and pauses within it are far shorter
+
+
+@dataclass(frozen=True)
+class LaneCounts:
+    """Of all requests so far. experts: distinct ones a request, summed; seconds: from the bell to the reply."""
+
+    requests: int
+    routes: int
+    experts: int
+    seconds: float
+    awakenings: int
+
+
+class Lane:
+    """Serves `mailbox` from its making on until `close`."""
+
+    def __init__(
+        self, banks: Sequence[ExpertBank], mailbox: Mailbox, threads: int, *, patience: float = PATIENCE, isa: str = ""
+    ) -> None:
+        """banks: by MoE layer number; all of the mailbox's hidden size. They and the mailbox must not be moved.
+
+        `isa` names a version of the kernels other than the one in use. Raises ValueError for banks that do not fit.
+        """
+        self.mailbox = mailbox
+        self.threads = min(threads, native.granted_threads())
+        self._native = _native.Lane(
+            [_described(bank) for bank in banks],
+            mailbox.bell, mailbox.ids, mailbox.weights, mailbox.rows, mailbox.reply, mailbox.out, mailbox.error,
+            threads, patience, isa,
+        )  # fmt: skip
+        # Pinned memory goes with the CUDA context, before the interpreter's objects do: nobody may look at it then.
+        self._finalizer = weakref.finalize(self, self._native.close)
+
+    def wake(self) -> None:
+        """Before a graph is launched that may ring. Under a microsecond, some more where the threads sleep."""
+        self._native.wake()
+
+    def leave_cores(self) -> None:
+        """Keeps the calling thread off the lane's cores from now on, where the lane has cores of its own.
+
+        For the thread that launches steps. It spins while it waits for the GPU, and a scheduler that puts it beside a
+        spinning helper costs the lane milliseconds.
+        """
+        if spare := spare_cpus(self.threads):
+            os.sched_setaffinity(0, spare)
+
+    @property
+    def awake(self) -> bool:
+        return bool(self._native.awake)
+
+    def counts(self) -> LaneCounts:
+        return LaneCounts(**self._native.counts())
+
+    def error(self) -> str | None:
+        """What went wrong, the GPU's waiting in vain included; None if nothing did."""
+        return error_of(self.mailbox)
+
+    def request(
+        self, layer: int, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, limit: float = 20.0
+    ) -> tuple[torch.Tensor, float]:
+        """Plays the GPU's part: rows [T, H], ids [T, K], weights [T, K] -> out float32 [T, H], seconds to the reply.
+
+        For tests and measurements, never while a GPU uses the mailbox. Raises TimeoutError.
+        """
+        tokens = len(rows)
+        self.mailbox.rows[:tokens], self.mailbox.ids[:tokens] = rows, ids
+        self.mailbox.weights[:tokens] = weights
+        seconds = self._native.request(layer, tokens, limit)
+        return self.mailbox.out[:tokens].clone(), seconds
+
+    def close(self) -> None:
+        """Returns once the request under way is served; the mailbox is not looked at any more. May be called again."""
+        self._finalizer()
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def spare_cpus(threads: int) -> set[int]:
+    """CPUs of the calling thread's mask that a team of so many threads leaves alone; empty where it is given none.
+
+    The rule is csrc/team.cpp's `pinned`: threads get a core each where the process has the machine to itself.
+    """
+    cores = _native.physical_cores()
+    if not hasattr(os, "sched_setaffinity") or len(cores) < 2 or native.granted_threads() < len(cores):
+        return set()
+    return os.sched_getaffinity(0) - set(cores[:threads])
+
+
+@contextmanager
+def off_cores(threads: int) -> Iterator[None]:
+    """Inside, the calling thread keeps off the cores of a team of so many threads."""
+    spare = spare_cpus(threads)
+    if not spare:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, spare)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _described(bank: ExpertBank) -> tuple[torch.Tensor, int, int, int, int, bool]:
+    layout = bank.layout
+    return (
+        bank.blocks, layout.hidden, layout.intermediate, layout.gate_up.number, layout.down.number, layout.bias
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""The GPU's cache of experts: one pool of slots over all layers, each as large as the largest expert.
+
+A slot holds one expert of one layer. `table` says which slot holds an expert, `keys` which expert a slot holds; the
+kernels of ftengine.kernels.triton change both, on the device. Behind the slots stand `staging` more, for blocks that
+are used once and not kept: in decode for fetched experts that no slot is given up for, in prefill for everything that
+is not in a slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import triton.language as tl
+
+from ftengine.experts.counts import CacheStats, cache_stats
+from ftengine.experts.pool import ExpertBank
+from ftengine.experts.split import LaneCosts
+from ftengine.experts.trace import save_trace
+from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton.buffers import DECODE_TOKENS, SlotTensors, TraceRing
+from ftengine.kernels.triton.victims import choose_victims
+
+DEFAULT_COSTS = LaneCosts(3.0, 35.0, 8.0, 26.0)  # a server's, until they are measured
+
+
+class SlotPool:
+    """`tensors` is what kernels take; the rest is the host's side of it.
+
+    banks: by MoE layer, numbered 0..L-1, in host memory (pinned where `readable`). slots: that hold experts from step
+    to step; with `resident` as many as there are experts, filled by `load_layer`. staging: slots for one layer's use,
+    in prefill two halves that take turns. policy: "aged" or "lru" (cachestate.py). trace_steps: how many steps a
+    trace may have. Raises ValueError for numbers that do not fit together, torch.OutOfMemoryError.
+    """
+
+    def __init__(
+        self,
+        banks: Mapping[int, ExpertBank],
+        slots: int,
+        staging: int,
+        top_k: int,
+        device: torch.device | str,
+        *,
+        policy: str = "aged",
+        resident: bool = False,
+        readable: bool = True,
+        trace_steps: int = 0,
+        costs: LaneCosts = DEFAULT_COSTS,
+    ) -> None:
+        if policy not in at.POLICIES:
+            raise ValueError(f"no policy of the expert cache is called {policy!r}; there are {', '.join(at.POLICIES)}")
+        if slots < 0 or staging < 0:
+            raise ValueError(f"an expert cache of {slots} slots and {staging} staging slots is not possible")
+        if sorted(banks) != list(range(len(banks))) or not banks:
+            raise ValueError("MoE layers are numbered 0, 1, 2, ...")
+        self.layers, self.experts = len(banks), banks[0].experts
+        if any(bank.experts != self.experts for bank in banks.values()):
+            raise ValueError("all MoE layers have the same number of experts")
+        self.block_bytes = tuple(banks[layer].layout.block_bytes for layer in range(self.layers))
+        whole = self.layers * self.experts
+        slots, staging = (whole, 0) if resident else (min(slots, whole), staging)
+        self.top_k = top_k
+        self.tensors = _allocate(
+            (self.layers, self.experts), slots, staging, max(self.block_bytes), torch.device(device),
+            at.POLICIES[policy], resident, readable,
+            _ring(trace_steps, self.layers, self.experts, top_k, device) if trace_steps else None,
+        )  # fmt: skip
+        self._control = torch.zeros(at.CONTROL_SIZE)
+        self._control[at.SHARE.value] = -1.0
+        self._control[at.GATE.value] = 1.0
+        self._control[at.BUDGET.value] = 1.0
+        self.set_costs(costs)
+        choose_victims(self.tensors)
+
+    def load_layer(self, moe_index: int, bank: ExpertBank) -> None:
+        """`resident`: copies a layer's experts to their slots."""
+        first = moe_index * self.experts
+        self.tensors.blocks[first : first + self.experts, : bank.blocks.shape[1]].copy_(bank.blocks)
+
+    def set_costs(self, costs: LaneCosts) -> None:
+        """What the split of missing experts reckons with, from the next step on."""
+        self._set({at.A_LINK: costs.a_link, at.B_LINK: costs.b_link, at.A_CPU: costs.a_cpu, at.B_CPU: costs.b_cpu})
+
+    def set_cpu_share(self, share: float | None) -> None:
+        """A fixed share of each layer's missing experts for the CPU, 0..1; None: by the lanes' costs."""
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(f"a share is 0 to 1, not {share}")
+        self._set({at.SHARE: -1.0 if share is None else share})
+
+    def set_gate(self, gated: bool) -> None:
+        """Whether a fetched expert has to score higher than what it replaces; if not, it is used once from staging."""
+        self._set({at.GATE: float(gated)})
+
+    def set_background(self, experts: float) -> None:
+        """How many experts that the CPU computed may be copied into slots in the background, a layer of a step.
+
+        At most ADMIT_MAX; 0.25: one in every fourth layer; 0: none.
+        """
+        if not 0 <= experts <= at.ADMIT_MAX.value:
+            raise ValueError(f"0 to {at.ADMIT_MAX.value} experts a layer can be copied in the background")
+        self._set({at.BUDGET: experts})
+
+    def _set(self, values: Mapping[tl.constexpr, float]) -> None:
+        for place, value in values.items():
+            self._control[place.value] = value
+        self.tensors.control.copy_(self._control)
+
+    def stats(self) -> CacheStats:
+        """Waits for the device; never call it within a step that is being captured."""
+        return cache_stats(self.tensors.counters.cpu(), self.block_bytes)
+
+    def start_trace(self) -> None:
+        """Records the first row of each decode step from now on, the last `trace_steps` of them."""
+        if self.tensors.trace is None:
+            raise ValueError("this expert cache was made without room for a trace")
+        self.tensors.state[at.TRACED.value] = 0
+        self._set({at.TRACE: 1.0})
+
+    def stop_trace(self, path: Path) -> int:
+        """Ends the recording, writes it as .npz (experts/trace.py), gives the number of steps. Raises OSError."""
+        ring = self.tensors.trace
+        if ring is None:
+            raise ValueError("this expert cache was made without room for a trace")
+        self._set({at.TRACE: 0.0})
+        steps, room = int(self.tensors.state[at.TRACED.value]), len(ring.ids)
+        order = torch.arange(max(0, steps - room), steps) % room  # oldest first
+        save_trace(path, ring.ids.cpu()[order].numpy(), ring.logits.cpu()[order].numpy())
+        return len(order)
+
+
+def _allocate(
+    shape: tuple[int, int],
+    slots: int,
+    staging: int,
+    slot_bytes: int,
+    device: torch.device,
+    policy: int,
+    resident: bool,
+    readable: bool,
+    trace: TraceRing | None,
+) -> SlotTensors:
+    def full(value: float, dtype: torch.dtype, *size: int) -> torch.Tensor:
+        return torch.full(size, value, dtype=dtype, device=device)
+
+    layers, experts = shape
+    entries = 1 if resident else max(1, slots)
+    return SlotTensors(
+        blocks=torch.empty(max(1, slots + staging), slot_bytes, dtype=torch.uint8, device=device),
+        slots=slots,
+        staging=staging,
+        table=full(-1, torch.int32, *shape),
+        keys=full(-1, torch.int32, entries),
+        stamp=full(-1, torch.int32, entries),
+        score=full(-math.inf, torch.float32, *shape),
+        queue=full(0, torch.int32, entries),
+        queue_score=full(-math.inf, torch.float32, entries),
+        admit=full(0, torch.int32, layers, at.ADMIT_SIZE.value),
+        control=full(0, torch.float32, at.CONTROL_SIZE),
+        counters=full(0, torch.int64, layers, at.COUNTERS.value),
+        state=full(0, torch.int32, at.STATE_SIZE),
+        row_scratch=full(0, torch.float32, DECODE_TOKENS, experts),
+        policy=policy,
+        resident=resident,
+        readable=readable,
+        trace=trace,
+    )
+
+
+def _ring(steps: int, layers: int, experts: int, top_k: int, device: torch.device | str) -> TraceRing:
+    return TraceRing(
+        torch.zeros(steps, layers, top_k, dtype=torch.int16, device=device),
+        torch.zeros(steps, layers, experts, dtype=torch.float16, device=device),
+    )

@@ -1,0 +1,83 @@
+"""Where the numbers of the expert cache stand in its tensors (buffers.SlotTensors), and the rule that scores experts.
+
+The score of an expert is a logarithm on a scale that grows with time: what happened `HALF_LIFE` steps ago counts half
+of what happens now, and nothing needs ageing between uses. `end_step` moves the scale back every PERIOD steps, so that
+float32 keeps its resolution.
+
+    aged  log2 of the sum over past steps of the router's probability x 2 ^ (-age / HALF_LIFE), near misses included
+    lru   when the expert was last used, in steps; layers count as fractions of a step
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# state, int32
+STEP = tl.constexpr(0)  # decode steps so far
+TICK = tl.constexpr(1)  # of them since the scale of the scores was last moved
+REQUEST = tl.constexpr(2)  # number of the last request to the CPU
+HEAD = tl.constexpr(3)  # of the queue of victims: the first entry that may still be taken
+ARRIVED = tl.constexpr(4)  # rows of the layer under way that are routed
+PENDING = tl.constexpr(5)  # rows that the CPU works on for the layer under way, 0: none
+TRACED = tl.constexpr(6)  # steps recorded
+STATE_SIZE = 16
+
+# control, float32
+A_LINK, B_LINK = tl.constexpr(0), tl.constexpr(1)  # us for n experts over the link: a + b * n
+A_CPU, B_CPU = tl.constexpr(2), tl.constexpr(3)  # us for n experts on the CPU
+SHARE = tl.constexpr(4)  # of the missing experts for the CPU, 0..1; negative: the faster split
+GATE = tl.constexpr(5)  # not 0: a fetched expert is kept only if its score beats that of what it replaces
+BUDGET = tl.constexpr(6)  # experts a layer copied in the background, at most ADMIT_MAX; 0.25: one in four layers
+TRACE = tl.constexpr(7)  # not 0: record
+CONTROL_SIZE = 16
+
+# counters, int64, a row a layer
+HITS = tl.constexpr(0)  # distinct experts of a step found in slots
+MISSES = tl.constexpr(1)  # and not found
+FETCHED = tl.constexpr(2)  # of the misses: copied over the link and computed on the GPU
+KEPT = tl.constexpr(3)  # of the fetched: stay in a slot
+CPU_EXPERTS = tl.constexpr(4)  # of the misses: computed on the CPU
+CPU_ROUTES = tl.constexpr(5)  # (token, expert) pairs that those were
+ADMITTED = tl.constexpr(6)  # copied into slots in the background
+STEPS = tl.constexpr(7)
+WAITED = tl.constexpr(8)  # ns that the GPU waited for the CPU
+STAGED = tl.constexpr(9)  # copied over the link for prefill
+SEEDED = tl.constexpr(10)  # of them kept in a slot
+COUNTERS = tl.constexpr(16)
+
+ADMIT_MAX = tl.constexpr(4)
+ADMIT_COUNT, ADMIT_COPIED = tl.constexpr(0), tl.constexpr(1)  # columns of `admit`; then experts, then slots
+ADMIT_EXPERT = tl.constexpr(2)
+ADMIT_SLOT = tl.constexpr(2 + 4)
+ADMIT_SIZE = tl.constexpr(2 + 2 * 4)
+
+AGED, LRU = tl.constexpr(0), tl.constexpr(1)
+POLICIES = {"aged": AGED.value, "lru": LRU.value}
+HALF_LIFE = tl.constexpr(8.0)
+SMALLEST_MASS = tl.constexpr(1e-37)  # what counts for less is worth this
+PERIOD = tl.constexpr(4096)
+STEADY = tl.constexpr(1.0 / (1.0 - 2.0 ** (-1.0 / 8.0)))  # sum over all ages of 2 ^ (-age / HALF_LIFE)
+
+
+@triton.jit
+def clock(tick, layer, layers, POLICY: tl.constexpr):
+    """The present on the scale of the scores."""
+    if POLICY == LRU:
+        return tick.to(tl.float32) + layer.to(tl.float32) / layers.to(tl.float32)
+    else:
+        return tick.to(tl.float32) / HALF_LIFE
+
+
+@triton.jit
+def used(score, mass, now):
+    """`aged`: a score after the router gave `mass` (summed over the rows of a step)."""
+    return tl.log2(tl.maximum(tl.exp2(score - now) + tl.where(mass > 0.0, mass, 0.0), SMALLEST_MASS)) + now
+
+
+@triton.jit
+def moved_back(score, POLICY: tl.constexpr):
+    if POLICY == LRU:
+        return score - PERIOD
+    else:
+        return score - PERIOD / HALF_LIFE

@@ -1,0 +1,96 @@
+"""Copies of experts' blocks from pinned host memory into slots, by the GPU's own loads; lists and counts are on the
+device, so nothing is decided on the host.
+
+`fetch` runs in the step's stream, after `route` and before the experts are computed. `admit` runs beside everything
+that follows its layer's `fetch`, on another stream that joins the step's before `end_step`: the slots it writes are
+in no table until then. It shares the link with the next layers' `fetch`, which is why its list is short.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+
+from ftengine.kernels.triton.buffers import FetchList, RouteBuffers, SlotTensors
+from ftengine.kernels.triton.cachestate import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT
+from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
+from ftengine.kernels.triton.portable import bound
+
+PIECE = 2048  # int64 a program has in flight: 16 KiB
+PROGRAMS = 2 if INTERPRETED else 32  # x 16 KiB cover the link's latency of ~2 us at 55 GB/s several times
+BACKGROUND_PROGRAMS = 2 if INTERPRETED else 8
+WARPS = 8
+
+
+class Bank(Protocol):
+    """One layer's experts (experts/pool.py ExpertBank)."""
+
+    @property
+    def blocks(self) -> torch.Tensor: ...  # uint8 [E, block_bytes], readable by the GPU
+
+
+def fetch(pool: SlotTensors, moe_index: int, bank: Bank, buffers: RouteBuffers) -> None:
+    """Copies the blocks that `route` listed in buffers.fetch; capturable. bank.blocks: pinned, or the device's."""
+    if pool.readable and not pool.resident:
+        copy_blocks(pool, bank, buffers.fetch, PDL)
+
+
+def copy_blocks(pool: SlotTensors, bank: Bank, listed: FetchList, in_chain: bool = False) -> None:
+    """pool.blocks[listed.slot[i]] = bank.blocks[listed.expert[i]] for i < listed.count.
+
+    in_chain: launched early, between two kernels of the step that wait for each other (launch.py).
+    """
+    _copy_blocks[(PROGRAMS,)](
+        _words(pool.blocks), _words(bank.blocks), listed.count, listed.expert, listed.slot, listed.count,
+        pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
+        PIECE=PIECE, MARK=False, PDL=in_chain, num_warps=WARPS, **(launch_options() if in_chain else {}),
+    )  # fmt: skip
+
+
+def copy_within(pool: SlotTensors, listed: FetchList) -> None:
+    """pool.blocks[listed.slot[i]] = pool.blocks[listed.expert[i]] for i < listed.count, no slot on both sides."""
+    words = _words(pool.blocks)
+    _copy_blocks[(8 * PROGRAMS,)](
+        words, words, listed.count, listed.expert, listed.slot, listed.count, words.shape[1], words.shape[1],
+        PIECE=PIECE, MARK=False, PDL=False, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def admit(pool: SlotTensors, moe_index: int, bank: Bank) -> None:
+    """Copies the blocks that `route` chose for the background in this layer; capturable, on a stream of its own."""
+    if not pool.readable or pool.resident or not pool.slots:
+        return
+    row = pool.admit[moe_index]
+    _copy_blocks[(BACKGROUND_PROGRAMS,)](
+        _words(pool.blocks), _words(bank.blocks), row[ADMIT_COUNT.value :], row[ADMIT_EXPERT.value :],
+        row[ADMIT_SLOT.value :], row[ADMIT_COPIED.value :], pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
+        PIECE=PIECE, MARK=True, PDL=False, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def _words(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks.view(torch.int64)
+
+
+@triton.jit(do_not_specialize=["count", "expert", "slot", "copied"])
+def _copy_blocks(
+    slots, source, count, expert, slot, copied, slot_words, block_words,
+    PIECE: tl.constexpr, MARK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous(PDL)
+    start_next(PDL)
+    entries = tl.load(count)
+    pieces = tl.cdiv(block_words, PIECE)
+    if MARK:  # noqa: SIM102 (one is known when the kernel is compiled)
+        if tl.program_id(0) == 0:
+            tl.store(copied, entries)
+    for item in range(bound(tl.program_id(0)), bound(entries * pieces), bound(tl.num_programs(0))):
+        entry = item // pieces
+        word = (item % pieces) * PIECE + tl.arange(0, PIECE)
+        inside = word < block_words
+        origin = source + tl.load(expert + entry).to(tl.int64) * block_words
+        target = slots + tl.load(slot + entry).to(tl.int64) * slot_words
+        tl.store(target + word, tl.load(origin + word, inside), inside)

@@ -1,0 +1,71 @@
+"""Waits for the CPU's part of a layer and adds it.
+
+The one kernel that may spin: in the step's stream after the GPU's experts, so that both lanes have run side by side.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ftengine.kernels.triton.buffers import Mailbox, SlotTensors
+from ftengine.kernels.triton.cachestate import COUNTERS, PENDING, REQUEST, WAITED
+from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
+from ftengine.kernels.triton.system import load_acquire, nanoseconds
+
+PATIENCE_NS = 20_000_000_000
+POLLS = 2_000_000  # instead of time, in the interpreter: some 20 s
+BLOCK = 2048
+POLLS_A_CHECK = tl.constexpr(64)  # of mailbox.error: each look over the bus takes a microsecond
+LATE = tl.constexpr(1)  # mailbox.error: the CPU did not answer
+
+
+def join(pool: SlotTensors, moe_index: int, mailbox: Mailbox, out: torch.Tensor) -> None:
+    """out float32 [T, H] += the CPU's rows where `route` rang for this layer; capturable.
+
+    Waits at most 20 s, then sets mailbox.error to LATE and adds nothing; nor does it wait on where that is set.
+    """
+    rows, width = out.shape
+    _join[(rows, triton.cdiv(width, BLOCK))](
+        pool.state, pool.counters, mailbox.reply, mailbox.error, mailbox.out, out, out.stride(0), width, moe_index,
+        PATIENCE=POLLS if INTERPRETED else PATIENCE_NS, BLOCK=BLOCK, INTERPRETED=INTERPRETED, PDL=PDL, num_warps=4,
+        **launch_options(),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["moe_index"])
+def _join(
+    state, counters, reply, error, added, out, stride, width, moe_index,
+    PATIENCE: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous(PDL)
+    start_next(PDL)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    if tl.load(state + PENDING) > row:
+        before = tl.load(out + row * stride + column, inside, 0.0)
+        request = tl.load(state + REQUEST)
+        start = nanoseconds(INTERPRETED)
+        spent = tl.full((), 0, tl.int64)
+        answered = load_acquire(reply, INTERPRETED) == request
+        failed = answered & False
+        polls = 0
+        while (answered == 0) & (failed == 0) & (spent < PATIENCE):
+            answered = load_acquire(reply, INTERPRETED) == request
+            polls += 1
+            if polls % POLLS_A_CHECK == 0:
+                failed = load_acquire(error, INTERPRETED) != 0
+            if INTERPRETED:
+                spent += 1
+            else:
+                spent = nanoseconds(INTERPRETED) - start
+        if answered:
+            more = tl.load(added + row * width + column, inside, 0.0)
+            tl.store(out + row * stride + column, before + more, inside)
+        elif failed == 0:
+            tl.store(error, LATE)
+        if (row == 0) & (tl.program_id(1) == 0):
+            line = counters + moe_index * COUNTERS + WAITED
+            tl.store(line, tl.load(line) + spent)

@@ -1,0 +1,49 @@
+"""Loads and stores that order what the GPU and the CPU see of each other's writes to mapped host memory.
+
+PTX `ld.acquire.sys` and `st.release.sys` (PTX ISA, memory consistency model); Triton's own atomics would go over the
+bus as read-modify-write, which not every PCIe root complex does. In the interpreter they are plain ones: numpy on
+x86 keeps the order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+
+
+@triton.jit
+def load_acquire(pointer, INTERPRETED: tl.constexpr):
+    """int32 scalar; what the writer did before its release is visible afterwards."""
+    if INTERPRETED:
+        return tl.load(pointer)
+    else:
+        return tl.inline_asm_elementwise(
+            "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [pointer.to(tl.int64)], tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def store_release(pointer, value, INTERPRETED: tl.constexpr):
+    """int32 scalar; a reader that sees it sees all that the whole program wrote before."""
+    tl.debug_barrier()
+    if INTERPRETED:
+        tl.store(pointer, value)
+    else:
+        tl.inline_asm_elementwise(
+            "st.release.sys.global.b32 [$1], $2; mov.u32 $0, 0;",
+            "=r,l,r",
+            [pointer.to(tl.int64), value],
+            tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def nanoseconds(INTERPRETED: tl.constexpr):
+    """int64, of the GPU's global timer; 0 in the interpreter."""
+    if INTERPRETED:
+        return tl.full((), 0, tl.int64)
+    else:
+        return globaltimer()

@@ -1,0 +1,166 @@
+"""Which launch configuration of a kernel is fastest here: timed once a machine, at warm-up, and kept on disk.
+
+At a request nothing is timed: `choose` gives what the cache has, else the first candidate, which is a good one for an
+H200. The cache is `tuning.json` in the folder given to `use_cache`; it names the GPU and the versions of Triton and of
+this project, and what does not match them or the candidates at hand is measured anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+log = logging.getLogger("ftengine.tuning")
+
+Config = dict[str, Any]  # launch arguments: a kernel's constants, num_warps, num_stages
+Key = tuple[int | str | bool, ...]
+
+FILE_NAME = "tuning.json"
+WARM_UP, REPEATS = 2, 9
+FLUSH_BYTES = 256 << 20  # written between two runs so that no weights lie in the L2 cache
+
+
+class Tuner:
+    """Choices by kernel and key. `folder`: where they are kept, None: nowhere."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.enabled = False
+        self._chosen: dict[str, Config] = _read(folder) if folder is not None else {}
+        self._changed = False
+
+    def choose(self, kernel: str, key: Key, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+        if len(candidates) == 1:
+            return candidates[0]
+        name = f"{kernel}{list(key)}"
+        known = self._chosen.get(name)
+        if known is not None and known in candidates:
+            return known
+        if not self.enabled or not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+            return candidates[0]
+        best = _fastest(name, candidates, run)
+        self._chosen[name] = best
+        self._changed = True
+        return best
+
+    def save(self) -> None:
+        """Merges with what other processes have written meanwhile; a folder that cannot be written is only logged."""
+        if self.folder is None or not self._changed:
+            return
+        merged = {**_sections(self.folder), _machine(): {**_read(self.folder), **self._chosen}}
+        path = self.folder / FILE_NAME
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(merged, indent=1, sort_keys=True))
+            draft.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink()
+            log.warning("the tuning of kernels is not kept: %s", error)
+        else:
+            self._changed = False
+
+
+_tuner = Tuner()
+
+
+def use_cache(folder: Path | None) -> None:
+    """From now on choices are read from and kept in `folder`/tuning.json; None: only in this process."""
+    global _tuner
+    _tuner = Tuner(folder)
+
+
+@contextmanager
+def tuning() -> Iterator[None]:
+    """Inside, `choose` times candidates that it has no choice for; at the end new choices are written to disk."""
+    tuner = _tuner
+    before, tuner.enabled = tuner.enabled, True
+    try:
+        yield
+    finally:
+        tuner.enabled = before
+        tuner.save()
+
+
+def choose(kernel: str, key: Key, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+    """The configuration of `candidates` to launch `kernel` with, for shapes and formats that `key` tells apart.
+
+    run: launches the kernel with a candidate on the current stream, as often as it is called: what it writes must be
+    scratch. A candidate that does not compile or fit here is left out. Never times while a graph is captured.
+    """
+    return _tuner.choose(kernel, key, candidates, run)
+
+
+def _fastest(name: str, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    timed: list[tuple[float, int]] = []
+    for index, candidate in enumerate(candidates):
+        try:
+            timed.append((milliseconds(partial(run, candidate), flush), index))
+        except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError) as error:
+            log.debug("%s: %s does not fit: %s", name, candidate, error)
+    if not timed:
+        return candidates[0]  # launching it tells what is wrong
+    time, index = min(timed)
+    log.debug("%s: %.1f us with %s", name, time * 1e3, candidates[index])
+    return candidates[index]
+
+
+def milliseconds(run: Callable[[], None], flush: torch.Tensor, repeats: int = REPEATS) -> float:
+    """Median over `repeats` runs on the GPU, each after `flush` was written through the L2 cache."""
+    for _ in range(WARM_UP):
+        run()
+    events = []
+    for _ in range(repeats):
+        # The flush takes longer than queueing what follows, so launch overhead is not in the figure.
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        run()
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(float(start.elapsed_time(end)) for start, end in events)
+
+
+def _machine() -> str:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    try:
+        version = metadata.version("ftlaunch")
+    except metadata.PackageNotFoundError:
+        version = "from source"
+    return f"{device}, triton {triton.__version__}, ftlaunch {version}"
+
+
+def _read(folder: Path) -> dict[str, Config]:
+    """This machine's choices; what is not of their form is not among them."""
+    section = _sections(folder).get(_machine())
+    if not isinstance(section, dict):
+        return {}
+    return {name: config for name, config in section.items() if isinstance(config, dict)}
+
+
+def _sections(folder: Path) -> dict[str, Any]:
+    path = folder / FILE_NAME
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is not an object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("%s is left aside, kernels are tuned anew: %s", path, error)
+        return {}
+    return found

@@ -1,0 +1,116 @@
+"""Between two steps: what was copied in the background enters the table, and the next victims are queued.
+
+Both kernels belong on a stream beside the output head and sampling: after the last layer's `route` and after the
+stream of `fetch.admit` has joined, and before the next step's first `route`. Nothing else touches the cache then.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ftengine.kernels.triton.buffers import SlotTensors
+from ftengine.kernels.triton.cachestate import (
+    ADMIT_COPIED,
+    ADMIT_COUNT,
+    ADMIT_EXPERT,
+    ADMIT_MAX,
+    ADMIT_SIZE,
+    ADMIT_SLOT,
+    ADMITTED,
+    COUNTERS,
+    HEAD,
+    PERIOD,
+    STEP,
+    TICK,
+    TRACE,
+    TRACED,
+    moved_back,
+)
+from ftengine.kernels.triton.portable import bound
+
+ROWS, COLUMNS = 32, 256
+
+
+def end_step(pool: SlotTensors) -> None:
+    """After a decode step; capturable."""
+    if pool.resident and pool.trace is None:
+        return
+    layers, experts = pool.table.shape
+    _end_step[(1,)](
+        pool.table, pool.keys, pool.score, pool.admit, pool.control, pool.counters, pool.state, layers, experts,
+        EP=triton.next_power_of_2(experts), LP=triton.next_power_of_2(layers), POLICY=pool.policy,
+        RECORD=pool.trace is not None, RESIDENT=pool.resident, num_warps=4,
+    )  # fmt: skip
+    choose_victims(pool)
+
+
+def choose_victims(pool: SlotTensors) -> None:
+    """Queues all slots by rising score, empty ones first, of equals the lower slot; capturable."""
+    if pool.resident or not pool.slots:
+        return
+    _queue_slots[(triton.cdiv(pool.slots, ROWS),)](
+        pool.keys, pool.score, pool.queue, pool.queue_score, pool.state, pool.slots,
+        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _end_step(
+    table, keys, score, admit, control, counters, state, layers, experts,
+    EP: tl.constexpr, LP: tl.constexpr, POLICY: tl.constexpr, RECORD: tl.constexpr, RESIDENT: tl.constexpr,
+):  # fmt: skip
+    if RECORD:  # noqa: SIM102 (one is known when the kernel is compiled)
+        if tl.load(control + TRACE) != 0.0:
+            tl.store(state + TRACED, tl.load(state + TRACED) + 1)
+    if not RESIDENT:
+        layer = tl.arange(0, LP)
+        here = layer < layers
+        line = admit + layer * ADMIT_SIZE
+        admitted = tl.minimum(
+            tl.load(line + ADMIT_COUNT, here, 0), tl.load(line + ADMIT_COPIED, here, 0)
+        )  # a list that nobody copied admits nothing
+        for entry in tl.static_range(ADMIT_MAX):
+            ready = here & (entry < admitted)
+            key = layer * experts + tl.load(line + ADMIT_EXPERT + entry, ready, 0)
+            slot = tl.load(line + ADMIT_SLOT + entry, ready, 0)
+            tl.store(table + key, slot, ready)
+            tl.store(keys + slot, key, ready)
+        tl.store(line + ADMIT_COUNT, 0, here)
+        total = counters + layer * COUNTERS + ADMITTED
+        tl.store(total, tl.load(total, here, 0) + admitted.to(tl.int64), here)
+        tl.store(state + STEP, tl.load(state + STEP) + 1)
+        tick = tl.load(state + TICK) + 1
+        if tick == PERIOD:
+            tick -= PERIOD
+            column = tl.arange(0, EP)
+            for row in range(bound(layers)):
+                place = score + row * experts + column
+                tl.store(place, moved_back(tl.load(place, column < experts, 0.0), POLICY), column < experts)
+        tl.store(state + TICK, tick)
+
+
+@triton.jit
+def _queue_slots(keys, score, queue, queue_score, state, slots, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A slot's place is how many come before it: slots^2 comparisons, on all multiprocessors, in one launch."""
+    mine = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = mine < slots
+    value = _value(mine, here, keys, score)
+    place = tl.zeros((ROWS,), tl.int32)
+    for start in range(0, bound(slots), COLUMNS):
+        other = start + tl.arange(0, COLUMNS)
+        rival = _value(other, other < slots, keys, score)
+        ahead = (rival[None, :] < value[:, None]) | (
+            (rival[None, :] == value[:, None]) & (other[None, :] < mine[:, None])
+        )
+        place += tl.sum((ahead & (other < slots)[None, :]).to(tl.int32), 1)
+    tl.store(queue + place, mine, here)
+    tl.store(queue_score + place, value, here)
+    if tl.program_id(0) == 0:
+        tl.store(state + HEAD, 0)
+
+
+@triton.jit
+def _value(slot, inside, keys, score):
+    key = tl.load(keys + slot, inside, -1)
+    return tl.load(score + key, inside & (key >= 0), float("-inf"))

@@ -1,0 +1,122 @@
+"""profile.json: what is read back and what is not, the fit of the lanes' costs, and the probe itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from ftengine.experts.profile import (
+    FILE_NAME,
+    KEPT,
+    Key,
+    LaneProfile,
+    LaneTimes,
+    bandwidth_ratio,
+    fit,
+    lane_profile,
+    read,
+    write,
+)
+from ftengine.experts.split import LaneCosts
+from tests.experts.banks import bank
+
+KEY = Key("GPU, 8 MiB", "570.1", "CPU", "avx2", 15, "nvfp4", "nvfp4", 2048, 512, "bfloat16")
+TIMES = LaneTimes({1: 30.0, 2: 50.0}, 10.0, 20.0)
+PROFILE = LaneProfile(KEY, "2026-01-31", 100, 6.0, TIMES, TIMES, TIMES, TIMES, 0.5, [0.5], [0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_line_is_numpys_least_squares(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    times = {n: 20 + 30 * n + 3 * random.standard_normal() for n in (1, 2, 4, 8)}
+    b, a = np.polyfit(list(times), list(times.values()), 1)
+    assert fit(times) == pytest.approx((a, b))
+
+
+def test_no_cost_is_negative() -> None:
+    assert fit({1: 1.0, 2: 4.0, 4: 8.0}) == (0.0, pytest.approx((1 + 8 + 32) / 21))  # the line through nought
+    assert fit({1: 9.0, 2: 8.0, 4: 4.0}) == (7.0, 0.0)
+    assert fit({2: 8.0}) == (0.0, 4.0)
+
+
+def test_what_was_written_is_read_for_the_same_key_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ftengine.profile")
+    write(tmp_path / "new", PROFILE)
+    assert read(tmp_path / "new", KEY) == PROFILE
+    assert not caplog.records
+    for name in Key.__struct_fields__:
+        value = getattr(KEY, name)
+        other = msgspec.structs.replace(KEY, **{name: value + 1 if isinstance(value, int) else f"another {value}"})
+        caplog.clear()
+        assert read(tmp_path / "new", other) is None
+        assert f"is of another {name}:" in caplog.text
+
+
+def test_measurements_of_other_keys_and_other_sections_are_kept(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(json.dumps({"version": 1, "disk": {"gb": 3}, "lanes": []}))
+    others = [msgspec.structs.replace(PROFILE, key=msgspec.structs.replace(KEY, threads=n)) for n in range(KEPT + 3)]
+    for other in others:
+        write(tmp_path, other)
+    newer = msgspec.structs.replace(others[-2], measured="2027-01-01")
+    write(tmp_path, newer)
+    assert read(tmp_path, newer.key) == newer
+    assert read(tmp_path, others[-1].key) == others[-1]
+    assert read(tmp_path, others[0].key) is None
+    content = json.loads((tmp_path / FILE_NAME).read_text())
+    assert len(content["lanes"]) == KEPT
+    assert content["disk"] == {"gb": 3}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"\xff\xfe", b'{"version": 2, "lanes": []}', b'{"version": 1, "lanes": 7}', b"[" * 100_000,
+        b'{"version": 1, "lanes": [7, {"key": {}}, {"key": {"gpu": 1}}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_left_aside_and_replaced(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    assert read(tmp_path, KEY) is None
+    write(tmp_path, PROFILE)
+    assert read(tmp_path, KEY) == PROFILE
+
+
+def test_a_folder_that_cannot_be_written_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    write(tmp_path / "file", PROFILE)
+    assert "is not kept" in caplog.text
+
+
+def test_bandwidths_and_costs_are_those_of_lanes_side_by_side() -> None:
+    link, link_beside, cpu_beside = (LaneTimes({}, 0.0, b) for b in (35.0, 40.0, 30.0))
+    rate = 100 / 35, 100 / 40 + 100 / 30  # bytes a microsecond, 100 an expert
+    assert bandwidth_ratio(link, link_beside, cpu_beside) == pytest.approx(rate[0] / rate[1])
+    assert bandwidth_ratio(LaneTimes({}, 0.0, 5.0), link_beside, cpu_beside) == 1.0
+    assert bandwidth_ratio(link, LaneTimes({}, 0.0, 0.0), cpu_beside) == 1.0
+    beside = msgspec.structs.replace(PROFILE, link_beside=LaneTimes({}, 1.0, 2.0), cpu_beside=LaneTimes({}, 3.0, 4.0))
+    assert beside.costs == LaneCosts(1.0, 2.0, 3.0, 4.0)
+    assert msgspec.structs.replace(beside, link_beside=None).costs is None
+
+
+def test_the_schema_document_names_every_field() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "profile.md").read_text()
+    for kind in (LaneProfile, Key, LaneTimes):
+        for name in kind.__struct_fields__:
+            assert f"`{name}`" in text or f"`key.{name}`" in text or f'"{name}"' in text, name
+
+
+def test_measures_once_and_then_reads(device: str, tmp_path: Path) -> None:
+    banks = [bank("nvfp4"), bank("nvfp4", seed=1)]
+    made, how = lane_profile(tmp_path, banks, 1, torch.float32, device, readable=device == "cpu")
+    assert how == "measured now"
+    again, how = lane_profile(tmp_path, banks, 1, torch.float32, device, readable=device == "cpu")
+    assert again == made
+    assert how == f"measured on {made.measured}"
+    assert lane_profile(tmp_path, banks, 1, torch.bfloat16, device, readable=False)[1] == "measured now"

@@ -1,0 +1,53 @@
+"""The split of missing experts between link and CPU: examples worked by hand, and the best of all splits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ftengine.experts.split import LaneCosts, forced_share, published_share
+
+SERVER, LAPTOP = LaneCosts(3.0, 35.0, 8.0, 26.0), LaneCosts(3.0, 150.0, 8.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("costs", "misses", "fetched"),
+    [
+        (SERVER, 0, 0),
+        (SERVER, 1, 0),  # 34 us on the CPU, 38 over the link
+        (SERVER, 2, 1),  # max(38, 34), better than 60 and 73
+        (SERVER, 8, 3),  # max(108, 138); 4 would be max(143, 112)
+        (LAPTOP, 3, 1),  # max(153, 108), better than 158 on the CPU alone
+    ],
+)
+def test_by_hand(costs: LaneCosts, misses: int, fetched: int) -> None:
+    assert costs.link_share(misses) == fetched
+
+
+def test_no_split_is_faster_and_ties_fetch_more() -> None:
+    times = (0.0, 3.0, 7.0, 20.0)
+    for a_link, b_link, a_cpu, b_cpu in itertools.product(times, repeat=4):
+        costs = LaneCosts(a_link, b_link, a_cpu, b_cpu)
+        for misses in range(10):
+            best = min(costs.layer(misses, fetched) for fetched in range(misses + 1))
+            equal = [fetched for fetched in range(misses + 1) if costs.layer(misses, fetched) == best]
+            assert costs.link_share(misses) == equal[-1]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 5), (0.5, 2), (0.9, 0), (1.0, 0)])
+def test_forced(share: float, expected: int) -> None:
+    """Half of five on the CPU is three, rounded up."""
+    assert forced_share(5, share) == expected
+
+
+def test_the_published_rule_sends_nothing_at_few_misses() -> None:
+    """q* = m * B_P / B_H, rounded: 11.8 and 47.5 GB/s, a laptop."""
+    assert [published_share(misses, 11.8, 47.5) for misses in range(9)] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert published_share(4, 60.0, 50.0) == 4
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_costs_are_times(wrong: float) -> None:
+    with pytest.raises(ValueError, match="b_cpu is"):
+        LaneCosts(1.0, 1.0, 1.0, wrong)

@@ -1,0 +1,57 @@
+"""The expert cache's numbers, written where the kernels write them, read through an engine's statistics and its log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from ftengine.experts.pool import ExpertBank
+from ftengine.experts.slots import SlotPool
+from ftengine.formats.format import BF16, ExpertLayout
+from ftengine.kernels.triton import cachestate as at
+from ftengine.scheduler.expert_stats import ENOUGH_STEPS
+from ftengine.scheduler.stats import WorkLog
+from tests.scheduler.driver import Driver
+from tests.scheduler.tiny import TinyModel
+
+
+def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    layout = ExpertLayout(32, 32, BF16, BF16)
+    banks = {layer: ExpertBank.allocate(layout, 4) for layer in range(2)}
+    pool = SlotPool(banks, slots=3, staging=2, top_k=2, device=device)
+    values = {at.HITS: 40, at.MISSES: 60, at.FETCHED: 10, at.KEPT: 4, at.CPU_EXPERTS: 50, at.CPU_ROUTES: 55,
+              at.ADMITTED: 2, at.STEPS: 30, at.WAITED: 1_500_000, at.STAGED: 7, at.SEEDED: 1}  # fmt: skip
+    for place, value in values.items():
+        pool.tensors.counters[0, place.value] = value
+        pool.tensors.counters[1, place.value] = 2 * value
+    model = TinyModel(recurrent=False)
+    model.experts = _Experts(pool)
+    found = Driver(model).engine.stats(layers=True)["experts"]
+    assert (found["slots"], found["pool"], found["layer_count"], found["decode_steps"]) == (3, 8, 2, 45)
+    total, block = found["total"], layout.block_bytes
+    assert (total["hits"], total["misses"], total["hit_rate"]) == (120, 180, 0.4)
+    assert total["link_bytes"] == 3 * (10 + 2 + 7) * block
+    assert total["cpu_bytes"] == 3 * 50 * block
+    assert total["cpu_wait_ms"] == 4.5
+    assert [layer["admitted"] for layer in found["layers"]] == [2, 4]
+    assert found["link_cost"] == {"fixed_us": 3.0, "each_us": 35.0}
+    assert found["cpu_share"] is None
+    assert Driver(model).engine.stats()["experts"]["layers"] is None
+
+    engine = Driver(model).engine
+    work_log = WorkLog(engine.counters, engine.scheduler, 1e-9, engine.expert_stats)
+    pool.tensors.counters[:, at.HITS.value] = 0
+    pool.tensors.counters[:, at.STEPS.value] = ENOUGH_STEPS
+    with caplog.at_level(logging.WARNING):
+        assert "experts 0.0% in slots" in (work_log.line() or "")
+        assert "in slots" not in (work_log.line() or "")
+    assert [record.message[:22] for record in caplog.records] == ["the cache of 3 experts"]
+
+
+class _Experts:
+    """Of a GpuDecoder, what statistics look at."""
+
+    def __init__(self, pool) -> None:
+        self.pool = pool
+        self.lane = None

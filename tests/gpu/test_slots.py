@@ -1,0 +1,142 @@
+"""The host's side of the expert cache: what it refuses, settings, counters, and the recording of a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftengine.experts.pool import ExpertBank
+from ftengine.experts.slots import SlotPool
+from ftengine.experts.split import LaneCosts
+from ftengine.experts.trace import load_trace
+from ftengine.formats.format import BF16, ExpertLayout
+from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton.buffers import RouteBuffers
+from ftengine.kernels.triton.fetch import admit, fetch
+from ftengine.kernels.triton.route import route
+from ftengine.kernels.triton.stage import route_prefill, seed, stage
+from ftengine.kernels.triton.victims import end_step
+from tests.gpu.cache_setup import HIDDEN, LAYOUT, make_banks, make_mailbox
+
+LAYERS, EXPERTS, TOP_K = 2, 8, 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": "mru"}, "no policy of the expert cache is called 'mru'; there are aged, lru"),
+        ({"slots": -1}, "-1 slots"),
+        ({"staging": -2}, "-2 staging slots"),
+    ],
+)
+def test_impossible_pools_are_refused(change: dict, message: str, device: str) -> None:
+    arguments = {"slots": 4, "staging": 2} | change
+    with pytest.raises(ValueError, match=message):
+        SlotPool(make_banks(LAYERS, EXPERTS, device), top_k=TOP_K, device=device, **arguments)
+
+
+def test_banks_must_be_layers_of_one_kind(device: str) -> None:
+    banks = make_banks(LAYERS, EXPERTS, device)
+    with pytest.raises(ValueError, match=r"numbered 0, 1, 2"):
+        SlotPool({1: banks[0]}, 4, 2, TOP_K, device)
+    with pytest.raises(ValueError, match="same number of experts"):
+        SlotPool({0: banks[0], 1: make_banks(1, 4, device)[0]}, 4, 2, TOP_K, device)
+
+
+def test_more_slots_than_experts_are_not_allocated(device: str) -> None:
+    banks = make_banks(LAYERS, EXPERTS, device)
+    large = ExpertLayout(HIDDEN * 8, 64, BF16, BF16)
+    banks[1] = ExpertBank.allocate(large, EXPERTS)
+    pool = SlotPool(banks, 1000, 3, TOP_K, device).tensors
+    assert pool.slots == LAYERS * EXPERTS
+    assert tuple(pool.blocks.shape) == (LAYERS * EXPERTS + 3, large.block_bytes)
+    assert large.block_bytes > LAYOUT.block_bytes
+
+
+def test_settings_reach_the_device(device: str) -> None:
+    pool = SlotPool(make_banks(LAYERS, EXPERTS, device), 4, 2, TOP_K, device)
+    control = pool.tensors.control
+    assert control[at.SHARE.value] == -1
+    pool.set_costs(LaneCosts(1.0, 2.0, 3.0, 4.0))
+    pool.set_cpu_share(0.25)
+    pool.set_gate(False)
+    pool.set_background(0.5)
+    assert control[: at.TRACE.value + 1].tolist() == [1, 2, 3, 4, 0.25, 0, 0.5, 0]
+    pool.set_cpu_share(None)
+    assert control[at.SHARE.value] == -1
+    with pytest.raises(ValueError, match=r"0 to 1, not 1\.5"):
+        pool.set_cpu_share(1.5)
+    with pytest.raises(ValueError, match="0 to 4 experts"):
+        pool.set_background(9)
+
+
+def test_counters_add_up_and_become_bytes(device: str) -> None:
+    """By hand: the same two experts in three steps, half of the missing on the CPU; then a prompt."""
+    banks = make_banks(LAYERS, EXPERTS, device)
+    pool = SlotPool(banks, 4, 8, TOP_K, device)
+    pool.set_cpu_share(0.5)
+    pool.set_background(0)
+    buffers, mailbox = RouteBuffers.allocate(1, TOP_K, device), make_mailbox(1, TOP_K, device)
+    logits = torch.zeros(1, EXPERTS, device=device)
+    logits[0, [3, 5]] = torch.tensor([2.0, 1.0], device=device)
+    for _ in range(3):
+        route(pool.tensors, 1, logits, torch.zeros(1, HIDDEN, device=device), TOP_K, True, buffers, mailbox)
+        fetch(pool.tensors, 1, banks[1], buffers)
+        admit(pool.tensors, 1, banks[1])
+        end_step(pool.tensors)
+    # Step 1: of two missing, one is fetched and one computed. Steps 2, 3: one hit; of one missing, half is rounded up.
+    layer = pool.stats().layers[1]
+    assert (layer.steps, layer.hits, layer.misses, layer.fetched, layer.kept) == (3, 2, 4, 1, 1)
+    assert (layer.cpu_experts, layer.cpu_routes, layer.admitted) == (3, 3, 0)
+    assert (layer.link_bytes, layer.cpu_bytes) == (LAYOUT.block_bytes, 3 * LAYOUT.block_bytes)
+    assert layer.hit_rate == 2 / 6
+    prompt = torch.zeros(2, EXPERTS, device=device)
+    prompt[:, 3], prompt[:, 7] = 5, 4
+    routes = route_prefill(pool.tensors, 1, prompt, TOP_K, True)
+    stage(pool.tensors, banks[1], routes, 0)
+    seed(pool.tensors, 1, routes, 0)
+    stats = pool.stats()
+    assert (stats.layers[1].staged, stats.layers[1].seeded) == (1, 1)
+    assert stats.layers[1].link_bytes == 2 * LAYOUT.block_bytes
+    assert stats.layers[0].hit_rate == 1
+    assert stats.total == stats.layers[0] + stats.layers[1]
+    assert stats.total.misses == 4
+
+
+@pytest.mark.parametrize(("steps", "room"), [(3, 8), (9, 4)])
+def test_a_trace_holds_the_last_steps(steps: int, room: int, tmp_path: Path, device: str) -> None:
+    """Against what the router said, of the first of two rows; nothing before the start or after the end."""
+    torch.manual_seed(0)
+    banks = make_banks(LAYERS, EXPERTS, device)
+    pool = SlotPool(banks, 4, 8, TOP_K, device, trace_steps=room)
+    buffers = RouteBuffers.allocate(2, TOP_K, device)
+
+    def step() -> list[torch.Tensor]:
+        said = []
+        for layer in range(LAYERS):
+            logits = torch.randn(2, EXPERTS, device=device)
+            route(pool.tensors, layer, logits, torch.zeros(2, HIDDEN, device=device), TOP_K, True, buffers, None)
+            said.append(logits[0].softmax(-1).cpu())
+        end_step(pool.tensors)
+        return said
+
+    step()
+    pool.start_trace()
+    said = torch.stack([torch.stack(step()) for _ in range(steps)])[-room:]
+    path = tmp_path / "trace.npz"
+    assert pool.stop_trace(path) == min(steps, room)
+    step()
+    trace = load_trace(path)
+    mass, ids = said.sort(-1, descending=True)
+    assert trace.ids.tolist() == ids[:, :, :TOP_K].tolist()
+    torch.testing.assert_close(torch.from_numpy(trace.probabilities), mass, rtol=5e-3, atol=1e-4)
+
+
+def test_a_pool_without_room_records_nothing(tmp_path: Path, device: str) -> None:
+    pool = SlotPool(make_banks(LAYERS, EXPERTS, device), 4, 2, TOP_K, device)
+    with pytest.raises(ValueError, match="without room for a trace"):
+        pool.start_trace()
+    with pytest.raises(ValueError, match="without room for a trace"):
+        pool.stop_trace(tmp_path / "trace.npz")

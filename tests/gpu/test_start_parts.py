@@ -1,0 +1,109 @@
+"""Parts of the start on a GPU: what falls back, what is refused, what an error of torch becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftengine.config import EngineConfig, Resolved
+from ftengine.errors import ConfigError
+from ftengine.memory import estimate
+from ftengine.memory.estimate import WeightSizes
+from ftengine.memory.gpu import Gpu
+from ftengine.memory.vram import Demand, plan_device
+from ftengine.scheduler.beginning import Beginning
+from ftengine.scheduler.lanes import choose_lanes, lane_threads
+from ftengine.scheduler.start_gpu import _explained, demand_of, start_on_gpu, warm_prefill
+from ftengine.scheduler.timeline import Timeline
+from ftengine.weights.checkpoint import Checkpoint
+from ftengine.weights.open import open_source
+from tests.gpu import models
+from tests.scheduler.driver import Driver
+from tests.scheduler.tiny import TinyModel
+
+GIB = 1 << 30
+
+
+def card(free: int) -> Gpu:
+    return Gpu("Small Card", (8, 9), 2 * free, free, 13000, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.write("qwen3.5", tmp_path_factory.mktemp("start") / "model")
+
+
+def beginning(folder: Path, **values) -> Beginning:
+    config, checkpoint = EngineConfig(str(folder), **values), Checkpoint.open(folder)
+    weights = open_source(checkpoint)
+    sizes = estimate.weight_sizes(weights, checkpoint.text_config)
+    two, float32 = Resolved(2, "asked for"), Resolved("float32", "asked for")
+    return Beginning(config, checkpoint, weights, sizes, two, float32, lambda stage, done: None, Timeline())
+
+
+def test_a_gpu_that_is_too_small_is_left_alone_by_auto(folder: Path) -> None:
+    device, started = start_on_gpu(beginning(folder), card(100 << 20), Resolved("cuda", "found"))
+    assert started is None
+    assert device.value == "cpu"
+    assert device.reason.startswith("the Small Card is too small: 0.25 GiB are the least that this model needs there")
+    assert "0.09 GiB can be used (0.9 (default) of 0.10 GiB free)" in device.reason
+
+
+def test_and_refused_where_it_is_asked_for(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workspace for steps of 2048 tokens need 0.2\d GiB, but of the GPU's memory"):
+        start_on_gpu(beginning(folder, device="cuda"), card(100 << 20), Resolved("cuda", "found"))
+
+
+def test_the_demand_is_the_models(folder: Path) -> None:
+    demand = demand_of(beginning(folder))
+    model = models.load_gpu(folder, "cpu") if not torch.cuda.is_available() else models.load_gpu(folder, "cuda")
+    assert demand.weights.layers == len(model.banks)
+    assert demand.weights.experts == model.banks[0].experts
+    assert demand.top_k == model.weights.moes[0].top_k
+    assert demand.max_context == model.max_context
+
+
+def test_what_torch_says_in_paragraphs_becomes_a_sentence() -> None:
+    demand = Demand(WeightSizes(dense=GIB), 0, 0, token=1024, state=0, top_k=0, max_context=4096)
+    plan = plan_device(EngineConfig("x"), demand, 4 * GIB)
+    told = _explained(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore."), plan, demand)
+    assert isinstance(told, ConfigError)
+    assert "\n" not in str(told)
+    assert "of 3.60 GiB (0.9 (default) of 4.00 GiB free) were planned: dense weights 1.00 GiB" in str(told)
+    assert str(told).endswith("Tried to allocate 9 GiB.")
+    assert "--memory-ratio" in told.next_step
+    told = _explained(RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might"), plan, demand)
+    assert str(told) == "the GPU fails during the start: CUDA error: unspecified launch failure"
+    other = RuntimeError("shapes differ")
+    assert _explained(other, plan, demand) is other
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pinning works here")
+def test_offload_needs_pinned_memory(folder: Path, tmp_path: Path) -> None:
+    model = models.load_gpu(folder, "cpu")
+    config = EngineConfig(str(folder), moe_backend="offload", moe_cache_size=2)
+    plan = plan_device(config, demand_of(beginning(folder)), 20 * GIB)
+    with pytest.raises(ConfigError, match="--moe-backend offload needs pinned memory: no GPU"):
+        choose_lanes(config, model.banks, 2, plan, torch.float32, torch.device("cuda"), tmp_path)
+    assert not list(tmp_path.iterdir()), "lanes were measured for nothing"
+
+
+def test_threads_of_the_cpus_lane() -> None:
+    assert lane_threads(EngineConfig("x", moe_cpu_threads=3, threads=5)) == Resolved(3, "asked for")
+    assert lane_threads(EngineConfig("x", threads=5)) == Resolved(5, "as many as threads")
+    assert lane_threads(EngineConfig("x")).value >= 1
+
+
+def test_prompts_that_warm_up_leave_nothing_behind() -> None:
+    """Of fewer tokens than the tests' model has numbers for accidents; 48 is what a context of 50 holds."""
+    model = TinyModel(recurrent=True, max_context=128)
+    driver = Driver(model, pages=64, page_size=4, context=50, chunk=32)
+    warm_prefill(driver.engine, [40, 9, 5000])
+    tokens = [tokens for _, tokens in model.batches]
+    assert (sum(tokens), max(tokens), tokens[0]) == (48 + 40 + 9, 32, 32)
+    assert driver.engine.cache.pages.free_count == 64
+    model.embedding = model.embedding[:0]
+    with pytest.raises(RuntimeError, match=r"the model failed in this step: IndexError.* \(computing 20 tokens\)"):
+        warm_prefill(driver.engine, [20])
