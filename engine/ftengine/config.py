@@ -15,6 +15,22 @@ from ftengine.errors import ConfigError
 
 T = TypeVar("T")
 
+LEAST = {
+    "context": 2,
+    "max_running_requests": 1,
+    "kv_tokens": 2,
+    "page_size": 1,
+    "prefill_chunk": 1,
+    "threads": 1,
+    "snapshot_bytes": 0,
+    "cache_device": 0,
+    "moe_cache_size": 0,
+    "moe_cache_mem": 0,
+    "moe_cpu_threads": 1,
+}
+SHARES = {"memory_ratio": (0.05, 1.0), "moe_cache_rate": (0.0, 1.0)}  # not a number is in none of them
+CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
+
 
 class Resolved(msgspec.Struct, Generic[T], frozen=True):
     """A setting's value and, in a few words, where it came from."""
@@ -28,34 +44,49 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model_dir: str
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cuda", "cpu", "interpret"] = "auto"  # interpret: the GPU's code on the CPU, for tests
     context: int | None = None  # tokens a sequence may have, prompt and output together
     max_running_requests: int | None = None
     kv_tokens: int | None = None  # tokens whose keys and values fit, over all sequences and the prefix cache
     page_size: int = 16  # tokens a KV page
-    prefill_chunk: int = 2048  # largest prefill tokens a step; the engine goes lower to keep `step_seconds`
+    prefill_chunk: int | None = None  # largest prefill tokens a step; the engine goes lower to keep `step_seconds`
     step_seconds: float = 0.8  # how long a step with prefill may take: bounds cancellation and decode latency
     threads: int | None = None
     snapshot_bytes: int | None = None  # recurrent states kept for prefix reuse; 0: none
     log_seconds: float = 5.0  # between two progress lines while there is work
+    memory_ratio: float | None = None  # share of the GPU's free memory that is used
+    cache_device: int | None = None  # bytes of the GPU's memory for recurrent states kept for prefix reuse; 0: none
+    moe_backend: Literal["auto", "resident", "offload", "cpu", "hybrid"] = "auto"  # where routed experts are computed
+    moe_cache_size: int | None = None  # experts that the GPU's memory holds; of the three at most one is given
+    moe_cache_rate: float | None = None  # the same as a share of all routed experts
+    moe_cache_mem: int | None = None  # the same in bytes
+    moe_cpu_threads: int | None = None  # that compute experts beside the GPU
 
     def __post_init__(self) -> None:
-        least = {
-            "context": 2,
-            "max_running_requests": 1,
-            "kv_tokens": 2,
-            "page_size": 1,
-            "prefill_chunk": 1,
-            "threads": 1,
-            "snapshot_bytes": 0,
-        }
-        for name, minimum in least.items():
+        for name, minimum in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ConfigError(f"{name} is {value}; it must be at least {minimum}")
+        for name, (lowest, highest) in SHARES.items():
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= highest:
+                raise ConfigError(f"{name} is {value}; it must be a share from {lowest:g} to {highest:g}")
         for name in ("step_seconds", "log_seconds"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value}; it must be a positive number of seconds")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        given = [name for name in CACHE_SIZES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both say how many experts the GPU holds; give one of them")
+        if given and self.moe_backend in ("resident", "cpu"):
+            held = "all experts" if self.moe_backend == "resident" else "no experts"
+            raise ConfigError(
+                f"{given[0]} is given, but with moe_backend {self.moe_backend} the GPU holds {held}",
+                "ft serve --moe-backend hybrid",
+            )
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -113,12 +113,14 @@ class CacheTensors:
 
     keys[l], values[l]: [pages, page_size, kv_heads, head_dim]
     states[r][spec.name]: [slots, *spec.shape]
+    joined: where the states of all layers lie together, the whole tensors, [layers, slots, *spec.shape]; else empty.
     """
 
     page_size: int
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     states: list[dict[str, torch.Tensor]]
+    joined: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """The engine process: `python -m ftengine.process --fd N --config JSON`, started by the front.
 
 It speaks frames (ftengine.wire) over the socket N: Loading until Ready or Fatal, then Output and Failed. It ends when
-the socket does, on Shutdown, and at once on SIGTERM; Ctrl-C is the front's to handle. Nothing it holds needs saving,
-so an end that a long computation would hold up is forced after a moment. torch is imported after the first frame.
+the socket does, on Shutdown, after Fatal when its device is lost, and at once on SIGTERM; Ctrl-C is the front's to
+handle. Nothing it holds needs saving, so an end that a long computation would hold up is forced after a moment. torch
+is imported after the first frame.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(config_json: str, channel: Channel) -> int:
-    """Exit status: 0 after serving, 1 if the engine could not start. Raises FrontGone."""
+    """Exit status: 0 after serving, 1 if the engine could not start or go on. Raises FrontGone."""
     try:
         config = EngineConfig.from_json(config_json)
         from ftengine.scheduler.start import start
@@ -65,7 +66,17 @@ def run(config_json: str, channel: Channel) -> int:
     channel.send([ready])
     from ftengine.scheduler.loop import serve
 
-    serve(engine, channel, config.log_seconds)
+    try:
+        lost = serve(engine, channel, config.log_seconds) is not None
+    except FrontGone:
+        raise
+    except Exception as error:
+        log.error("the engine cannot go on", exc_info=error)
+        lost = True
+    if lost:
+        # At once: on a device that is lost, everything that is tidied up at an ordinary exit would wait or fail.
+        logging.shutdown()
+        os._exit(1)
     return 0
 
 

@@ -29,7 +29,7 @@ class Cancel(msgspec.Struct, tag=True, frozen=True):
 
 
 class AskStats(msgspec.Struct, tag=True, frozen=True):
-    pass
+    layers: bool = False  # with the numbers of each layer of the expert cache
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):

@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": ("ftlaunch.cli.bench", "Measure this machine."),
     "serve": ("ftlaunch.cli.serve", "Serve a model over HTTP until Ctrl-C."),
     "ps": ("ftlaunch.cli.ps", "Show the running servers."),
+    "ctl": ("ftlaunch.cli.ctl", "Ask a running server."),
     "stop": ("ftlaunch.cli.stop", "Stop running servers."),
     "version": ("ftlaunch.cli.version", "Show the version."),
 }

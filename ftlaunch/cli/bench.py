@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,10 +10,16 @@ import click
 from ftlaunch.cli.output import Output, json_option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftengine.bench.cpu import Report
     from ftengine.bench.whole_model import WholeModel
+    from ftengine.experts.replay import Replayed
+    from ftengine.experts.trace import Trace
 
 FORMATS = ("bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "q8_0", "q4_0")
+POLICIES = ("lru", "aged", "belady")
+SLOTS = (5.0, 10.0, 25.0, 37.0, 50.0)
 
 
 @click.group()
@@ -92,3 +99,67 @@ def _model_result(found: WholeModel) -> tuple[str, dict[str, Any]]:
         for decode in found.decodes
     ]
     return "\n".join(lines), asdict(found)
+
+
+@command.command("trace")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.npz")
+@click.option(
+    "--slots",
+    "percents",
+    type=click.FloatRange(0, 100),
+    multiple=True,
+    metavar="PERCENT",
+    help="Slots, in percent of all experts; may be given again.  [default: 5 10 25 37 50]",
+)
+@click.option(
+    "--policy", "policies", type=click.Choice(POLICIES), multiple=True, help="May be given again.  [default: all]"
+)
+@json_option
+def trace(file: Path, percents: tuple[float, ...], policies: tuple[str, ...], as_json: bool) -> None:
+    """Replay recorded routing through caches of experts.
+
+    FILE.npz holds which experts a model's routers chose, step by step. Prints how many of them a cache would have
+    held, by its size and by the rule that picks what it gives up: "lru" what was used longest ago, "aged" the lowest
+    of the scores that the engine keeps, "belady" what is needed furthest in the future, which no rule can beat.
+    Every missing expert is taken in. The first quarter of the steps fills the cache and is not counted.
+    """
+    from ftengine.experts.replay import replay
+    from ftengine.experts.trace import load_trace
+
+    output = Output(as_json)
+    recorded = load_trace(file)
+    sizes = [round(percent / 100 * recorded.layers * recorded.experts) for percent in percents or SLOTS]
+    rules = policies or POLICIES
+    found = []
+    with output.progress() as show:
+        for number, size in enumerate(sizes):
+            show("replaying", number / len(sizes))
+            found.append([replay(recorded, size, rule, warm=recorded.steps // 4) for rule in rules])
+        show("replaying", 1.0)
+    _show_trace(output, recorded, rules, found)
+
+
+def _show_trace(output: Output, recorded: Trace, rules: Sequence[str], found: list[list[Replayed]]) -> None:
+    pool = recorded.layers * recorded.experts
+    if not output.as_json:
+        output.result(
+            f"{recorded.steps} steps, {recorded.layers} layers, {recorded.top_k} of {recorded.experts} experts each; "
+            "found in slots:",
+            None,
+        )
+    rows = [
+        [str(row[0].slots), f"{row[0].slots / pool:.0%}", *(f"{result.hit_rate:.1%}" for result in row)]
+        for row in found
+    ]
+    data = {
+        "steps": recorded.steps,
+        "layers": recorded.layers,
+        "experts": recorded.experts,
+        "top_k": recorded.top_k,
+        "results": [
+            {"policy": result.policy, "slots": result.slots, "share": result.slots / pool, "hit_rate": result.hit_rate}
+            for row in found
+            for result in row
+        ],
+    }
+    output.table(("slots", "of all", *rules), rows, data, "")

@@ -29,7 +29,12 @@ def _pages() -> Iterator[tuple[str, str]]:
     for name in COMMANDS:
         command = ft.get_command(root, name)
         assert command is not None
-        yield f"ft {name}", command.get_help(_context(command, name, root))
+        context = _context(command, name, root)
+        yield f"ft {name}", command.get_help(context)
+        for inner in command.list_commands(context) if isinstance(command, click.Group) else ():
+            part = command.get_command(context, inner)
+            assert part is not None
+            yield f"ft {name} {inner}", part.get_help(_context(part, inner, context))
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:

@@ -58,6 +58,13 @@ class Output:
         click.echo(json.dumps(data, indent=2, default=str))
 
 
+def duration(seconds: int) -> str:
+    if seconds < 60:
+        return f"{seconds}s"
+    minutes, hours = seconds // 60, seconds // 3600
+    return f"{minutes}m{seconds % 60:02d}s" if minutes < 60 else f"{hours}h{minutes % 60:02d}m"
+
+
 def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftlaunch.cli.output import Output, json_option
+from ftlaunch.cli.output import Output, duration, json_option
 
 if TYPE_CHECKING:
     from ftlaunch.servers import ServerRecord
 
-COLUMNS = ("MODEL", "URL", "STATE", "PID", "UP", "CONTEXT", "LAUNCHES", "LOG")
+COLUMNS = ("MODEL", "URL", "STATE", "PID", "UP", "DEVICE", "CONTEXT", "LAUNCHES", "LOG")
 
 
 @click.command()
@@ -20,8 +20,9 @@ COLUMNS = ("MODEL", "URL", "STATE", "PID", "UP", "CONTEXT", "LAUNCHES", "LOG")
 def command(as_json: bool) -> None:
     """Show the running servers.
 
-    One row a server: its model, where it listens, whether it is still loading, its process id, how long it runs, the
-    tokens of context that one conversation can have, how many launches use it, and the file that holds its log.
+    One row a server: its model, where it listens, whether it is still loading, its process id, how long it runs,
+    what it computes on, the tokens of context that one conversation can have, how many launches use it, and the file
+    that holds its log.
     """
     from ftlaunch.servers import health, running
 
@@ -42,6 +43,7 @@ def _facts(record: ServerRecord, answer: dict[str, Any] | None) -> dict[str, Any
         "state": state(answer),
         "pid": record.pid,
         "up_seconds": round(max(0.0, time.time() - record.started)),
+        "device": None if answer is None else answer.get("device"),
         "context": None if answer is None else answer.get("context_length"),
         "launches": _leases(record),
         "log": None if record.log is None else str(record.log),
@@ -62,15 +64,9 @@ def _row(fact: dict[str, Any]) -> list[str]:
         fact["url"],
         fact["state"],
         str(fact["pid"]),
-        _duration(fact["up_seconds"]),
+        duration(fact["up_seconds"]),
+        fact["device"] or "-",
         "-" if fact["context"] is None else str(fact["context"]),
         "-" if fact["launches"] is None else str(fact["launches"]),
         fact["log"] or "(its terminal)",
     ]
-
-
-def _duration(seconds: int) -> str:
-    if seconds < 60:
-        return f"{seconds}s"
-    minutes, hours = seconds // 60, seconds // 3600
-    return f"{minutes}m{seconds % 60:02d}s" if minutes < 60 else f"{hours}h{minutes % 60:02d}m"

@@ -6,9 +6,12 @@ from typing import Any
 
 import click
 
+from ftlaunch.cli.sizes import size
 from ftlaunch.servers.options import DEFAULT_HOST, DEFAULT_PORT, ServeOptions
 
 AT_LEAST_ONE = click.IntRange(min=1)
+NOT_NEGATIVE = click.IntRange(min=0)
+CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 
 
 @click.command()
@@ -64,6 +67,54 @@ AT_LEAST_ONE = click.IntRange(min=1)
     help="Type that weights are kept and computed in.",
 )
 @click.option("--threads", type=AT_LEAST_ONE, metavar="N", help="CPU threads that compute.  [default: one a core]")
+@click.option(
+    "--max-prefill-length",
+    type=AT_LEAST_ONE,
+    metavar="TOKENS",
+    help="Most prompt tokens computed in one step.  [default: 8192 on a GPU, else 2048]",
+)
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(min=2),
+    metavar="TOKENS",
+    help="Keys and values kept, over all requests and the prefix cache.  [default: chosen]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="auto: an NVIDIA GPU if there is one that can be used.",
+)
+@click.option(
+    "--memory-ratio",
+    type=click.FloatRange(0.05, 1),
+    metavar="SHARE",
+    help="How much of the GPU's free memory is used.  [default: 0.9]",
+)
+@click.option(
+    "--moe-backend",
+    type=click.Choice(["auto", "resident", "offload", "cpu", "hybrid"]),
+    default="auto",
+    show_default=True,
+    help="Experts without a place on the GPU: offload fetches them, cpu computes them where they lie, hybrid does both "
+    "at once; resident wants a place for all.",
+)
+@click.option("--moe-cache-size", type=NOT_NEGATIVE, metavar="N", help="Experts kept on the GPU.  [default: what fits]")
+@click.option("--moe-cache-rate", type=click.FloatRange(0, 1), metavar="SHARE", help="The same, as a share of all.")
+@click.option("--moe-cache-mem", type=size, metavar="BYTES", help="The same, in bytes: 6GiB, 800MB.")
+@click.option(
+    "--moe-cpu-threads",
+    type=AT_LEAST_ONE,
+    metavar="N",
+    help="CPU threads that compute experts beside the GPU.  [default: all cores but one]",
+)
+@click.option(
+    "--cache-device",
+    type=size,
+    metavar="BYTES",
+    help="GPU memory for states that later requests continue from.  [default: chosen]",
+)
 @click.option("--background", hidden=True, metavar="ID")
 @click.option("--leased", hidden=True, is_flag=True)
 def command(**options: Any) -> None:
@@ -74,6 +125,9 @@ def command(**options: Any) -> None:
 
     Everything chosen automatically is printed with its reason. `ft launch` starts servers by itself, in the background.
     """
+    given = [f"--{name.replace('_', '-')}" for name in CACHE_SIZES if options[name] is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} say the same in different ways: give one of them")
     from ftlaunch.servers.serve import serve
 
     serve(ServeOptions(**options))

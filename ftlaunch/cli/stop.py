@@ -37,20 +37,9 @@ def command(which: str | None, everything: bool, as_json: bool) -> None:
 
 def _chosen(which: str | None, everything: bool) -> list[ServerRecord]:
     """Raises UsageError for a contradiction, FtError when nothing or no single server is meant."""
-    from ftengine.errors import FtError
+    from ftlaunch.cli.which import servers_meant
     from ftlaunch.servers import running
-    from ftlaunch.store import canonical
 
     if which is not None and everything:
         raise click.UsageError("give a name or port, or --all, not both")
-    records = running()
-    if everything or (which is None and len(records) <= 1):
-        return records
-    known = ", ".join(f"{record.served_name} (port {record.port})" for record in records) or "none"
-    if which is None:
-        raise FtError(f"several servers run: {known}", "ft stop NAME, ft stop PORT or ft stop --all")
-    names = {which, canonical(which)}
-    chosen = [r for r in records if str(r.port) == which or r.served_name in names or r.model in names]
-    if not chosen:
-        raise FtError(f"no server of {which} runs (running: {known})", "ft ps")
-    return chosen
+    return running() if everything else servers_meant(which, "ft stop NAME, ft stop PORT or ft stop --all")

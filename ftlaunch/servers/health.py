@@ -1,13 +1,13 @@
-"""Asking a server how it is, over loopback and never through a proxy."""
+"""Asking a server how it is."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ftengine.errors import FtError
+from ftlaunch.servers.ask import ask
 from ftlaunch.servers.record import ServerRecord
 from ftlaunch.servers.registry import is_alive
 
@@ -17,20 +17,7 @@ POLL_SECONDS = 0.2
 
 def health(record: ServerRecord, timeout: float = 2.0) -> dict[str, Any] | None:
     """The body of `/health` (docs/api.md), or None when there is no answer. `timeout` in seconds."""
-    import http.client
-    from urllib.parse import urlsplit
-
-    target = urlsplit(record.url)
-    headers = {"Authorization": f"Bearer {record.api_key}"} if record.api_key else {}
-    connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=timeout)
-    try:
-        connection.request("GET", "/health", headers=headers)
-        body = json.loads(connection.getresponse().read(1 << 20))
-    except (OSError, http.client.HTTPException, ValueError, RecursionError):
-        return None
-    finally:
-        connection.close()
-    return body if isinstance(body, dict) else None
+    return ask(record, "/health", timeout)
 
 
 def state(answer: dict[str, Any] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
 from ftengine.errors import FtError
 from ftlaunch import paths
@@ -18,6 +18,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftengine.api.settings import ServeSettings
+
+ENGINE_OPTIONS = (  # that the engine's configuration has under the same names
+    "dtype",
+    "device",
+    "context",
+    "max_running_requests",
+    "kv_tokens",
+    "threads",
+    "memory_ratio",
+    "cache_device",
+    "moe_backend",
+    "moe_cache_size",
+    "moe_cache_rate",
+    "moe_cache_mem",
+    "moe_cpu_threads",
+)
 
 
 def serve(options: ServeOptions) -> None:
@@ -89,10 +105,8 @@ def _settings(options: ServeOptions, record: ServerRecord, model_dir: Path) -> S
 
     engine = EngineConfig(
         model_dir=str(model_dir),
-        dtype=cast(Literal["auto", "float32", "bfloat16"], options.dtype),
-        context=options.context,
-        max_running_requests=options.max_running_requests,
-        threads=options.threads,
+        prefill_chunk=options.max_prefill_length,
+        **{name: getattr(options, name) for name in ENGINE_OPTIONS},
     )
     return ServeSettings(
         model_dir=str(model_dir),

@@ -4,6 +4,7 @@ import psutil
 import pytest
 import torch
 
+from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_bytes
 from ftengine.core import CacheLayout, StateSpec
 
@@ -39,3 +40,35 @@ def test_memory_is_taken_when_written_not_when_allocated() -> None:
     cache = allocate_cache(layout, pages=1024, page_size=16, slots=0)  # 512 MiB
     assert psutil.Process().memory_info().rss - before < 64 << 20
     assert len(cache.keys) == 4
+
+
+def test_a_device_has_a_page_and_a_slot_to_spare_and_states_side_by_side() -> None:
+    """What is written through a layer's states is found in the tensors that hold all layers', and nowhere else."""
+    layout = CacheLayout(kv_layers=2, kv_heads=2, head_dim=6, dtype="bfloat16", states=STATES)
+    cache = allocate_cache(layout, pages=5, page_size=16, slots=3, device="interpret")
+    assert [tuple(layer.shape) for layer in cache.keys + cache.values] == [(6, 16, 2, 6)] * 4
+    assert [tuple(tensor.shape) for tensor in cache.joined] == [(3, 4, 2, 3, 5), (3, 4, 7, 3)]
+    for number, layer in enumerate(cache.states):
+        layer["s"].fill_(number + 1)
+        layer["conv"].fill_(-number - 1)
+    for tensor, sign in zip(cache.joined, (1, -1), strict=True):
+        assert [sorted(set(layer.flatten().tolist())) for layer in tensor] == [[sign], [2 * sign], [3 * sign]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "interpret"])
+def test_states_of_all_layers_are_copied_and_erased_together(device: str) -> None:
+    layout = CacheLayout(kv_layers=1, kv_heads=1, head_dim=4, dtype="float32", states=STATES)
+    tensors = allocate_cache(layout, pages=2, page_size=2, slots=3, device=device)
+    cache = SequenceCache(tensors, pages=2, slots=3)
+    everything = [tensor for layer in tensors.states for tensor in layer.values()]
+    for number, tensor in enumerate(everything):
+        for slot in range(3):
+            tensor[slot] = 10 * number + slot
+    cache._copy_state(2, 0)
+    cache._erase_state(1)
+    for number, tensor in enumerate(everything):
+        assert [set(tensor[slot].flatten().tolist()) for slot in range(3)] == [
+            {10 * number + 2},
+            {0},
+            {10 * number + 2},
+        ]

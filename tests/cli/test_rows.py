@@ -34,6 +34,9 @@ ROWS = [
     (["rm", "org/name", "--yes"], 1, "", "Error: the store does not hold org/name\nTry:   ft list\n"),
     (["ps"], 0, "", "No server runs. Start one: ft serve --model demo"),
     (["ps", "--json"], 0, "[]", ""),
+    (["ctl", "stats"], 1, "", "Error: no server runs\nTry:   ft serve --model demo\n"),
+    (["ctl", "stats", "demo"], 1, "", "Error: no server of demo runs (running: none)\nTry:   ft ps\n"),
+    (["ctl", "--help"], 0, "stats", ""),
     (["stop"], 0, "", "No server runs."),
     (["stop", "--all"], 0, "", "No server runs."),
     (["stop", "--json"], 0, "[]", "No server runs."),
@@ -58,6 +61,22 @@ ROWS = [
     (["serve", "--model", "demo", "--context", "0"], 2, "", "--context"),
     (["serve", "--model", "demo", "--max-running-requests", "-1"], 2, "", "--max-running-requests"),
     (["serve", "--model", "demo", "--dtype", "int3"], 2, "", "--dtype"),
+    (["serve", "--model", "demo", "--device", "rocm"], 2, "", "--device"),
+    (["serve", "--model", "demo", "--device", "interpret"], 2, "", "--device"),
+    (["serve", "--model", "demo", "--moe-backend", "gpu"], 2, "", "--moe-backend"),
+    (["serve", "--model", "demo", "--memory-ratio", "1.5"], 2, "", "--memory-ratio"),
+    (["serve", "--model", "demo", "--moe-cache-size", "-1"], 2, "", "--moe-cache-size"),
+    (["serve", "--model", "demo", "--moe-cache-rate", "2"], 2, "", "--moe-cache-rate"),
+    (["serve", "--model", "demo", "--moe-cache-mem", "6 gigs"], 2, "", "'6 gigs' is not a number of bytes such as"),
+    (["serve", "--model", "demo", "--cache-device", "-3"], 2, "", "--cache-device"),
+    (["serve", "--model", "demo", "--max-prefill-length", "0"], 2, "", "--max-prefill-length"),
+    (["serve", "--model", "demo", "--kv-tokens", "1"], 2, "", "--kv-tokens"),
+    (
+        ["serve", "--model", "demo", "--moe-cache-size", "5", "--moe-cache-mem", "6GiB"],
+        2,
+        "",
+        "--moe-cache-size and --moe-cache-mem say the same in different ways: give one of them",
+    ),
     *[
         ([name, "--help"], 0, "Usage: ft " + name, "")
         for name in ("pull", "list", "show", "verify", "rm", "serve", "ps", "stop", "version", "launch")

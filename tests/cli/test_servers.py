@@ -196,6 +196,7 @@ def test_ps_and_stop_name_what_runs(home: Path, free_1919: int, capsys: pytest.C
             "URL": record.url,
             "STATE": "ready",
             "PID": str(record.pid),
+            "DEVICE": "cpu",
             "CONTEXT": "512",
             "LAUNCHES": "1",
             "LOG": str(record.log),
@@ -208,6 +209,23 @@ def test_ps_and_stop_name_what_runs(home: Path, free_1919: int, capsys: pytest.C
         assert main(["stop", str(record.port)]) == 0
         assert f"Stopped {NAME}" in capsys.readouterr().out
     assert running() == []
+
+
+def test_flags_of_a_gpu_where_there_is_none(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that finds no GPU; the sentence comes from the engine process, through the front."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for flags, says in (
+        (["--device", "cuda"], "Error: no GPU here: "),
+        (["--moe-cache-rate", "0.5"], "Error: --moe-cache-rate needs a GPU, and no GPU is used here: "),
+        (["--moe-backend", "hybrid", "--device", "cpu"], "Error: --moe-backend hybrid needs a GPU"),
+    ):
+        assert main(["serve", "--model", MODEL, "--port", "0", *flags]) == 1
+        said = capsys.readouterr().err
+        assert says in said
+        assert "\nTry:   ft serve" in said
+        assert "Traceback" not in said
 
 
 def test_a_killed_server_is_forgotten_and_its_engine_ends(home: Path, free_1919: int) -> None:

@@ -52,7 +52,9 @@ def test_a_gpu_that_is_too_small_is_left_alone_by_auto(folder: Path) -> None:
 
 
 def test_and_refused_where_it_is_asked_for(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"workspace for steps of 2048 tokens need 0.2\d GiB, but of the GPU's memory"):
+    with pytest.raises(
+        ConfigError, match=r"workspace for steps of 2048 tokens need 0.2\d GiB, but of the GPU's memory"
+    ):
         start_on_gpu(beginning(folder, device="cuda"), card(100 << 20), Resolved("cuda", "found"))
 
 

@@ -9,7 +9,15 @@ import pytest
 from ftengine.config import EngineConfig, Resolved, facts
 from ftengine.errors import ConfigError
 from ftengine.memory import estimate, machine
-from ftengine.memory.plan import check_memory, plan_cache, resolve_dtype, resolve_threads, usable
+from ftengine.memory.plan import (
+    check_banks,
+    check_memory,
+    plan_cache,
+    resolve_dtype,
+    resolve_prefill,
+    resolve_threads,
+    usable,
+)
 
 GIB = 1 << 30
 
@@ -31,6 +39,22 @@ def config(**values) -> EngineConfig:
 def test_dtype(asked: str, flags: set[str], expected: tuple[str, str]) -> None:
     resolved = resolve_dtype(asked, frozenset(flags))
     assert (resolved.value, resolved.reason) == expected
+
+
+def test_dtype_on_a_gpu() -> None:
+    assert resolve_dtype("auto", frozenset(), device="cuda") == Resolved("bfloat16", "default on a GPU")
+    assert resolve_dtype("float32", frozenset(), device="cuda").value == "float32"
+
+
+def test_prefill_of_a_step() -> None:
+    assert resolve_prefill(config()) == Resolved(2048, "default")
+    assert resolve_prefill(config(prefill_chunk=7)) == Resolved(7, "asked for")
+
+
+def test_experts_that_do_not_fit_beside_a_gpu_are_refused_with_numbers() -> None:
+    check_banks(9 * GIB, 10 * GIB, "free memory of the machine")
+    with pytest.raises(ConfigError, match=r"need 12.00 GiB of memory, but of 10.00 GiB available \(free memory"):
+        check_banks(12 * GIB, 10 * GIB, "free memory of the machine")
 
 
 def test_weights_and_cache_that_do_not_fit_are_refused_with_numbers() -> None:
@@ -148,7 +172,27 @@ def test_configuration_survives_the_command_line_and_refuses_nonsense() -> None:
         (name,) = values
         with pytest.raises(ConfigError, match=name):
             config(**values)
+    values = config(moe_backend="hybrid", moe_cache_rate=0.25, memory_ratio=0.5, device="cuda", cache_device=0)
+    assert EngineConfig.from_json(values.to_json()) == values
     assert facts(threads=Resolved(2, "asked for")) == {"threads": {"value": 2, "reason": "asked for"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"moe_cache_size": -1}, "moe_cache_size is -1; it must be at least 0"),
+        ({"moe_cache_rate": 1.1}, "moe_cache_rate is 1.1; it must be a share from 0 to 1"),
+        ({"moe_cache_rate": float("nan")}, "moe_cache_rate is nan"),
+        ({"memory_ratio": 0.0}, "memory_ratio is 0.0; it must be a share from 0.05 to 1"),
+        ({"moe_cpu_threads": 0}, "moe_cpu_threads is 0; it must be at least 1"),
+        ({"moe_cache_size": 1, "moe_cache_rate": 0.5}, "moe_cache_size and moe_cache_rate both say"),
+        ({"moe_cache_mem": 1, "moe_backend": "resident"}, "with moe_backend resident the GPU holds all experts"),
+        ({"moe_cache_rate": 0.5, "moe_backend": "cpu"}, "with moe_backend cpu the GPU holds no experts"),
+    ],
+)
+def test_settings_of_a_gpu_that_contradict_each_other(values: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        config(**values)
 
 
 def test_threads_are_those_of_the_affinity_unless_asked_for() -> None:

@@ -98,7 +98,7 @@ def test_statistics_have_the_documented_form(served: EngineProcess) -> None:
     served.generate(prompt(9), 5)
     statistics = served.stats()
     assert statistics["version"] == 1
-    assert set(statistics) == {"version", "uptime_s", "requests", "tokens", "steps", "cache"}
+    assert set(statistics) == {"version", "uptime_s", "requests", "tokens", "steps", "cache", "experts"}
     steps, cache = statistics["steps"], statistics["cache"]
     assert 0 < steps["p50_ms"] <= steps["p90_ms"] <= steps["p99_ms"]
     assert cache["pages_total"] == 64

@@ -27,8 +27,9 @@ POISON = 60  # a sequence that ends with this token gets NaN logits
 BOMB = 59  # computing this token raises
 STARVE = 58  # computing this token raises what the CPU allocator raises
 PAUSE = 57  # computing this token takes long
+LOSS = 56  # computing this token raises what torch does when the device is lost
 PAUSE_SECONDS = 30.0
-SPECIAL = (POISON, BOMB, STARVE, PAUSE)
+SPECIAL = (POISON, BOMB, STARVE, PAUSE, LOSS)
 
 
 class TinyModel:
@@ -64,6 +65,8 @@ class TinyModel:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
             )
+        if (batch.input_ids == LOSS).any():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         ends = list(accumulate(batch.query_lengths))
         hidden = torch.cat([self._sequence(batch, cache, i, end) for i, end in enumerate(ends)])
         logits = (hidden @ self.output)[batch.logits_rows]

@@ -41,7 +41,7 @@ def routes(front: Front) -> list[Route]:
         return json_response(_model(front))
 
     async def stats(request: Request) -> Response:
-        return json_response(await _stats(front))
+        return json_response(await _stats(front, layers=request.query_params.get("layers") == "1"))
 
     async def openapi(request: Request) -> Response:
         keyed = front.settings.api_key is not None
@@ -76,7 +76,7 @@ def _model(front: Front) -> dict[str, Any]:
     }
 
 
-async def _stats(front: Front) -> dict[str, Any]:
+async def _stats(front: Front, *, layers: bool) -> dict[str, Any]:
     totals, ready = front.totals, front.engine.ready
     return {
         "version": SCHEMA_VERSION,
@@ -91,6 +91,6 @@ async def _stats(front: Front) -> dict[str, Any]:
             "output": totals.output_tokens,
         },
         "restarts": front.engine.restarts,
-        "engine": await front.engine.stats(),
+        "engine": await front.engine.stats(layers=layers),
         "facts": ready.facts if ready else None,
     }

@@ -29,6 +29,7 @@ class Operation:
     summary: str
     body: type[msgspec.Struct] | None = None
     streams: bool = False  # where the body asks for it
+    query: str | None = None  # a parameter's name
 
 
 OPERATIONS = {
@@ -38,7 +39,7 @@ OPERATIONS = {
     ("GET", PATH): Operation("This description"),
     ("GET", "/v1/models"): Operation("The model served, as a list"),
     ("GET", "/v1/models/{id}"): Operation("The model served"),
-    ("GET", "/v1/stats"): Operation("Counters since the server's start"),
+    ("GET", "/v1/stats"): Operation("Counters since the server's start", query="layers"),
     ("POST", "/v1/messages"): Operation("Anthropic Messages", MessagesRequest, streams=True),
     ("POST", "/v1/messages/count_tokens"): Operation("Tokens of a Messages prompt", MessagesRequest),
     ("POST", "/v1/chat/completions"): Operation("OpenAI Chat Completions", ChatRequest, streams=True),
@@ -102,10 +103,13 @@ def _operation(path: str, operation: Operation, forms: dict[Any, Any], keyed: bo
         "security": [{name: []} for name in _SCHEMES] if locked else [],
         "responses": {"200": success, **dict(_refusals(path, operation, forms, locked))},
     }
-    names = re.findall(r"{(\w+)}", path)
-    if names:
+    parameters = [(name, "path") for name in re.findall(r"{(\w+)}", path)]
+    if operation.query is not None:
+        parameters.append((operation.query, "query"))
+    if parameters:
         described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            {"name": name, "in": where, "required": where == "path", "schema": {"type": "string"}}
+            for name, where in parameters
         ]
     if operation.body is not None:
         body = {"application/json": {"schema": forms[operation.body]}}

@@ -176,13 +176,16 @@ class EngineClient:
         if self._streams.pop(request_id, None) is not None and cancel and self._process is not None:
             self._process.send_soon(wire.Cancel(request_id))
 
-    async def stats(self, seconds: float = 2.0) -> dict[str, Any] | None:
-        """The engine's own figures, or None when it is not there or does not answer in time."""
+    async def stats(self, seconds: float = 2.0, *, layers: bool = False) -> dict[str, Any] | None:
+        """The engine's own figures, or None when it is not there or does not answer in time.
+
+        layers: with those of each layer of its expert cache.
+        """
         if self.state is not EngineState.READY or self._process is None:
             return None
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._process.send_soon(wire.AskStats())
+        self._process.send_soon(wire.AskStats(layers))
         await asyncio.wait({answer}, timeout=seconds)
         # A late answer still finds its place in `_asked`: answers come in the order of the questions.
         return answer.result() if answer.done() and not answer.cancelled() else None
@@ -212,6 +215,8 @@ class EngineClient:
                     last_word = FtError(message.message, message.next_step)
                     if self.ready is not None:  # else it is the reason why the server ends, and said then
                         log.error("the engine: %s", message.message)
+                        # Whoever asks from now on waits for the next process.
+                        self._change(EngineState.RESTARTING, "ending the engine", 0.0)
                 else:
                     self._take(message)
         finally:

@@ -40,29 +40,48 @@ QWEN36: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
 STANDARD_DEVIATION = 0.02
+RANDOM_BYTES = 64 << 20  # that are drawn; weights are runs of them, each beginning elsewhere
 NVFP4_ONE = 0x38  # 1.0 as an e4m3 byte
 NVFP4_DEVIATION = 2.9  # of uniformly random e2m1 codes
 
 
-def synthetic_model(layers: int, dtype: str, format: Format = NVFP4, config: dict[str, Any] = QWEN36) -> Model:
-    """The first `layers` layers of the shape with every matrix in `format`: NVFP4 or BF16."""
+def synthetic_model(
+    layers: int,
+    dtype: str,
+    format: Format = NVFP4,
+    config: dict[str, Any] = QWEN36,
+    *,
+    dense: Format | None = None,
+    device: str = "cpu",
+) -> Model:
+    """The first `layers` layers of the shape. format: of routed experts, and of every matrix without `dense`.
+
+    NVFP4 or BF16.
+    """
     config = {**config, "num_hidden_layers": layers}
     folder = Path("synthetic")
     checkpoint = Checkpoint(folder, config, FolderFiles(folder))
-    return load(checkpoint, ModelOptions(dtype=dtype, source=SyntheticSource(config, format)))
+    source = SyntheticSource(config, format, dense)
+    return load(checkpoint, ModelOptions(dtype=dtype, device=device, source=source))
 
 
 class SyntheticSource:
-    """WeightSource of random weights of Qwen3.5's tensors."""
+    """WeightSource of random weights of Qwen3.5's tensors. The same in every process that asks in the same order."""
 
-    def __init__(self, config: dict[str, Any], format: Format) -> None:
+    def __init__(self, config: dict[str, Any], format: Format, dense: Format | None = None) -> None:
         self._format = format
+        self._dense = dense or format
         self._config = config
         self._shapes = dict(_shapes(config))
         self._generator = torch.Generator().manual_seed(0)
+        words = torch.empty(RANDOM_BYTES // 8, dtype=torch.int64)
+        self._bits = words.random_(-(1 << 63), None, generator=self._generator).view(torch.uint8)
+        normal = torch.randn(RANDOM_BYTES // 2, generator=self._generator).mul_(STANDARD_DEVIATION)
+        self._numbers = normal.bfloat16().view(torch.uint8)
+        self._at = 0
 
     def tensors(self) -> dict[str, TensorFacts]:
-        return {name: TensorFacts(shape, self._format, 1) for name, shape in self._shapes.items()}
+        return {name: TensorFacts(shape, self._dense, 1) for name, shape in self._shapes.items()}
 
     def plain(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         shape = self._shapes[name]
@@ -75,9 +94,9 @@ class SyntheticSource:
 
     def matrix(self, name: str) -> QuantMatrix | PackedMatrix:
         rows, columns = self._shapes[name]
-        data = host_buffer(self._format.matrix_bytes(rows, columns)).view(panels(rows), -1)
-        self._fill(data, columns)
-        return PackedMatrix(self._format, rows, columns, data.flatten())
+        data = host_buffer(self._dense.matrix_bytes(rows, columns)).view(panels(rows), -1)
+        self._fill(data, columns, self._dense)
+        return PackedMatrix(self._dense, rows, columns, data.flatten())
 
     def expert_layout(self, layer: int) -> ExpertLayout | None:
         config = self._config
@@ -87,24 +106,30 @@ class SyntheticSource:
         layout = self.expert_layout(layer)
         assert layout is not None
         for block in out:
-            self._fill(block[: layout.down_offset].view(2 * panels(layout.intermediate), -1), layout.hidden)
+            self._fill(
+                block[: layout.down_offset].view(2 * panels(layout.intermediate), -1), layout.hidden, self._format
+            )
             down = block[layout.down_offset : layout.bias_offset]
-            self._fill(down.view(panels(layout.hidden), -1), layout.intermediate)
+            self._fill(down.view(panels(layout.hidden), -1), layout.intermediate, self._format)
 
-    def _fill(self, data: torch.Tensor, columns: int) -> None:
+    def _fill(self, data: torch.Tensor, columns: int, format: Format) -> None:
         """data: uint8 [panels, panel_bytes]."""
-        codes = self._format.code_bytes(columns)
-        if self._format is not NVFP4:
-            values = torch.randn(len(data), codes // 2, generator=self._generator).mul_(STANDARD_DEVIATION)
-            data[:, :codes] = values.bfloat16().view(torch.uint8)
+        codes = format.code_bytes(columns)
+        self._draw(data[:, :codes], self._bits if format is NVFP4 else self._numbers)
+        if format is not NVFP4:
             return
-        words = torch.empty(len(data), codes // 8, dtype=torch.int64)
-        data[:, :codes] = words.random_(-(1 << 63), None, generator=self._generator).view(torch.uint8)
         groups = codes + padded(columns) // 16 * PANEL_ROWS
         data[:, codes:groups] = NVFP4_ONE
         scales = torch.full((len(data), PANEL_ROWS), STANDARD_DEVIATION / NVFP4_DEVIATION)
         data[:, groups : groups + 4 * PANEL_ROWS] = scales.view(torch.uint8)
         data[:, groups + 4 * PANEL_ROWS :] = 0
+
+    def _draw(self, out: torch.Tensor, random: torch.Tensor) -> None:
+        """out: uint8 [n, width]. A run starts somewhere else each time, at a multiple of 64."""
+        rows = max(1, RANDOM_BYTES // 2 // out.shape[1])
+        for part in torch.split(out, rows):
+            self._at = (self._at + 64 * 10007) % (RANDOM_BYTES - part.numel())
+            part.copy_(random[self._at : self._at + part.numel()].view(part.shape))
 
     def __enter__(self) -> SyntheticSource:
         return self

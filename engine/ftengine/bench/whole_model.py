@@ -21,7 +21,7 @@ from ftengine.core import Request, SamplingParams
 from ftengine.formats.format import FORMATS
 from ftengine.models.base import Model, ModelOptions, load
 from ftengine.scheduler.engine import Engine
-from ftengine.scheduler.start import build_engine, leave_cores_to
+from ftengine.scheduler.start_cpu import build_engine, leave_cores_to
 from ftengine.weights.checkpoint import Checkpoint
 
 RUNS = 5  # of a prefill

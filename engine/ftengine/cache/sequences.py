@@ -10,11 +10,16 @@ the prompt, at its last one, and at the last one that decoding passed (one snaps
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ftengine.cache.node import Node
 from ftengine.cache.pages import Allocator
 from ftengine.cache.policy import CachePolicy
 from ftengine.cache.tree import PrefixTree
 from ftengine.core import CacheTensors, Sequence
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SequenceCache:
@@ -93,10 +98,11 @@ class SequenceCache:
         """The last page boundary before the last of `tokens` tokens, where prefill must stop to keep the state."""
         return (tokens - 1) // self.page_size * self.page_size if self.has_state else 0
 
-    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
+    def release(self, sequence: Sequence, *, keep: bool = True, halfway: bool = False) -> None:
         """The sequence stops running: what it computed stays in the tree without a reference, the rest is free.
 
         keep: False if its numbers are not to be trusted; its path is then forgotten as far as nothing else runs on it.
+        halfway: a step stopped in its middle; its state is then of some tokens in some layers, of others in others.
         """
         node = self._deepest.pop(sequence)
         moving = self._moving.pop(sequence, None)
@@ -107,7 +113,7 @@ class SequenceCache:
                 self._erase(page)
             self.pages.free(page)
         if self.has_state:
-            self._release_state(sequence, node, keep=keep)
+            self._release_state(sequence, node, keep=keep, halfway=halfway)
         sequence.pages, sequence.state_slot, sequence.computed = [], -1, 0
         self.tree.release(node)
         if not keep:
@@ -176,9 +182,9 @@ class SequenceCache:
             self._copy_state(snapshot.slot, slot)
         return slot
 
-    def _release_state(self, sequence: Sequence, node: Node, *, keep: bool) -> None:
+    def _release_state(self, sequence: Sequence, node: Node, *, keep: bool, halfway: bool) -> None:
         at_node = sequence.computed == node.depth * self.page_size > 0
-        if keep and at_node and node.snapshot is None:
+        if keep and not halfway and at_node and node.snapshot is None:
             self.tree.keep_snapshot(node, sequence.state_slot, lasting=True)  # the slot changes hands
             return
         if not keep:
@@ -265,11 +271,15 @@ class SequenceCache:
             layer[page].zero_()
 
     def _erase_state(self, slot: int) -> None:
-        for layer in self.tensors.states:
-            for tensor in layer.values():
-                tensor[slot].zero_()
+        for state in self._states(slot):
+            state.zero_()
 
     def _copy_state(self, source: int, target: int) -> None:
-        for layer in self.tensors.states:
-            for tensor in layer.values():
-                tensor[target].copy_(tensor[source])
+        for old, new in zip(self._states(source), self._states(target), strict=True):
+            new.copy_(old)
+
+    def _states(self, slot: int) -> list[torch.Tensor]:
+        """Views of one slot's states; as few as can be, since on a device each costs a launch."""
+        if self.tensors.joined:
+            return [tensor[:, slot] for tensor in self.tensors.joined]
+        return [tensor[slot] for layer in self.tensors.states for tensor in layer.values()]

@@ -22,12 +22,15 @@ SMALLEST_CONTEXT = 1024  # tokens; less is refused rather than served
 KV_SHARE = 0.6  # of the memory left after the weights
 SNAPSHOT_SHARE = 0.1
 SNAPSHOT_CAP = 8 * GIB
+PREFILL_CHUNK = 2048  # tokens
 
 
-def resolve_dtype(asked: str, flags: frozenset[str] | None = None) -> Resolved[str]:
+def resolve_dtype(asked: str, flags: frozenset[str] | None = None, device: str = "cpu") -> Resolved[str]:
     """The dtype of activations, keys and values. Weights keep the format they are stored in."""
     if asked != "auto":
         return Resolved(asked, "asked for")
+    if device != "cpu":
+        return Resolved("bfloat16", "default on a GPU")
     native = next((flag for flag in BFLOAT16_FLAGS if flag in (cpu_flags() if flags is None else flags)), None)
     if native is not None:
         return Resolved("bfloat16", f"the CPU has {native}")
@@ -42,6 +45,11 @@ def resolve_threads(asked: int | None) -> Resolved[int]:
     if quota is not None and quota < allowed:
         return Resolved(quota, "CPU limit of the cgroup")
     return Resolved(allowed, "CPUs this process may use")
+
+
+def resolve_prefill(config: EngineConfig) -> Resolved[int]:
+    """Largest prefill tokens a step, on the CPU."""
+    return _asked(config.prefill_chunk) or Resolved(PREFILL_CHUNK, "default")
 
 
 def usable(available: int) -> int:
@@ -76,6 +84,16 @@ def check_memory(config: EngineConfig, weights: int, token_bytes: int, available
         raise ConfigError(
             f"the weights need {gigabytes(weights)} and {tokens} tokens of keys and values "
             f"{gigabytes(tokens * token_bytes)}, but of {gigabytes(available)} available ({source}) "
+            f"{gigabytes(usable(available))} can be used",
+            "ft list",
+        )
+
+
+def check_banks(banks: int, available: int, source: str) -> None:
+    """Raises ConfigError if the routed experts, `banks` bytes in host memory also beside a GPU, cannot fit there."""
+    if banks > usable(available):
+        raise ConfigError(
+            f"the routed experts need {gigabytes(banks)} of memory, but of {gigabytes(available)} available ({source}) "
             f"{gigabytes(usable(available))} can be used",
             "ft list",
         )

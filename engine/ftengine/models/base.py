@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 from ftengine.errors import CheckpointError
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ftengine.core import Batch, CacheLayout, CacheTensors
     from ftengine.weights.checkpoint import Checkpoint
     from ftengine.weights.source import WeightSource
+
+Found = TypeVar("Found")
+Collected = TypeVar("Collected", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,46 @@ class Model(Protocol):
         Returns: float32 logits, [len(batch.logits_rows), vocab_size].
         """
         ...
+
+
+class Pending(Protocol[Collected]):
+    """A step that is under way. One at a time: it is collected before the next one is launched."""
+
+    def collect(self) -> Collected:
+        """Waits for the step's end. Raises what made it fail."""
+        ...
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A model whose work goes on while the host does other things."""
+
+    def launch(self, batch: Batch, cache: CacheTensors, sampler: Callable[[torch.Tensor], Found]) -> Pending[Found]:
+        """Queues a batch and what `sampler` makes of its logits, and returns at once.
+
+        sampler: called once with the logits [N, vocab_size] as of `forward`, on the model's device, before they are
+        computed: it queues its kernels and copies on the current stream and waits for nothing. The logits are the
+        model's own buffer until the next launch; the sampler may change them.
+        Returns: what `sampler` returned, to be collected when all that was queued is done.
+        """
+        ...
+
+
+@dataclass
+class Deferred(Generic[Found]):
+    """A step that is computed when it is collected."""
+
+    compute: Callable[[], Found]
+
+    def collect(self) -> Found:
+        return self.compute()
+
+
+def launch(model: Model, batch: Batch, cache: CacheTensors, sampler: Callable[[torch.Tensor], Found]) -> Pending[Found]:
+    """See Launching.launch. Of a model that cannot launch, everything happens when the step is collected."""
+    if isinstance(model, Launching):
+        return model.launch(batch, cache, sampler)
+    return Deferred(lambda: sampler(model.forward(batch, cache)))
 
 
 Loader = Callable[["Checkpoint", ModelOptions], Model]

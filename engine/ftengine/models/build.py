@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,7 @@ from ftengine.layers.linear import Embedding, Linear, SwiGlu
 from ftengine.layers.moe import MoeLayer, Router
 from ftengine.layers.rms_norm import RmsNorm
 from ftengine.layers.rotary import RopeScaling, Rotary
-from ftengine.models.base import ModelOptions
+from ftengine.models.base import Model, ModelOptions
 from ftengine.models.config import DecoderConfig, tied_embeddings
 from ftengine.models.decoder import Decoder, DecoderLayer
 from ftengine.models.native_decoder import native_decoder
@@ -25,6 +26,9 @@ from ftengine.weights.checkpoint import Checkpoint
 from ftengine.weights.loader import WeightLoader
 from ftengine.weights.open import open_source
 from ftengine.weights.stack import halves_apart, part, stack
+
+if TYPE_CHECKING:
+    from ftengine.models.gpu.upload import Uploader
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -41,11 +45,13 @@ class Builder:
         self.checkpoint = checkpoint
         self.config = config
         self.dtype = DTYPES[options.dtype]
-        self.threads = options.threads
+        self.options = options
         self.one_plus = one_plus
         self.loader = WeightLoader(options.source or open_source(checkpoint), options.progress)
         self.loader.expect_experts(config.num_hidden_layers, config.experts)
         self.executor = HostExecutor(ExpertPool())
+        self._layers: list[DecoderLayer] = []
+        self._uploader = _uploader(options.device, self.dtype)
 
     def __enter__(self) -> Builder:
         return self
@@ -131,14 +137,20 @@ class Builder:
         weight = torch.cat((query.expand(config.num_attention_heads, -1), key.expand(config.kv_heads, -1)))
         return RmsNorm(weight, config.rms_norm_eps, torch.float32)
 
+    def add(self, layer: DecoderLayer) -> None:
+        """The next layer. For a device everything but the routed experts is copied there and given up here."""
+        if self._uploader is None:
+            self._layers.append(layer)
+        else:
+            self._uploader.add(layer)
+
     def decoder(
         self,
-        layers: list[DecoderLayer],
         rope: RopeScaling,
         *,
         states: tuple[tuple[StateSpec, ...], ...] = (),
         window: int | None = None,
-    ) -> Decoder:
+    ) -> Model:
         """Reads what lies around the layers; raises CheckpointError if a tensor is left over."""
         config, checkpoint = self.config, self.checkpoint
         embedding = self.loader.take_packed("embed_tokens.weight", config.vocab_size, config.hidden_size)
@@ -146,24 +158,34 @@ class Builder:
         tied = tied_embeddings(checkpoint) and "lm_head.weight" not in self.loader
         head = Linear((embedding,)) if tied else self.linear("lm_head", config.vocab_size, config.hidden_size)
         self.loader.finish()
-        layout = CacheLayout(
-            kv_layers=sum(isinstance(layer.mixer, Attention) for layer in layers),
-            kv_heads=config.kv_heads,
-            head_dim=config.head_size,
-            dtype=str(self.dtype).removeprefix("torch."),
-            states=states,
-        )
         decoder = Decoder(
             vocab_size=config.vocab_size,
             max_context=checkpoint.max_context,
             eos_token_ids=checkpoint.eos_token_ids,
-            cache_layout=layout,
+            cache_layout=CacheLayout(
+                kv_layers=config.num_hidden_layers - len(states),
+                kv_heads=config.kv_heads,
+                head_dim=config.head_size,
+                dtype=str(self.dtype).removeprefix("torch."),
+                states=states,
+            ),
             embedding=Embedding(embedding),
-            layers=layers,
+            layers=self._layers,
             norm=norm,
             head=head,
             rotary=Rotary(rope),
             window=window,
         )
-        decoder.native = native_decoder(decoder, self.threads)
+        if self._uploader is not None:
+            return self._uploader.decoder(decoder, self.executor.pool, self.options)
+        decoder.native = native_decoder(decoder, self.options.threads)
         return decoder
+
+
+def _uploader(device: str, dtype: torch.dtype) -> Uploader | None:
+    """None for the CPU. Triton, which not every machine has, is imported for a device only."""
+    if device == "cpu":
+        return None
+    from ftengine.models.gpu.upload import Uploader
+
+    return Uploader(device, dtype)

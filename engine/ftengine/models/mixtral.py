@@ -20,8 +20,9 @@ class MixtralConfig(DecoderConfig, kw_only=True):
 def load(checkpoint: Checkpoint, options: ModelOptions) -> Model:
     config = read_config(checkpoint, MixtralConfig)
     with Builder(checkpoint, options, config) as builder:
-        layers = [_layer(builder, config, index) for index in range(config.num_hidden_layers)]
-        return builder.decoder(layers, rope_scaling(config, theta=DEFAULT_THETA), window=config.sliding_window)
+        for index in range(config.num_hidden_layers):
+            builder.add(_layer(builder, config, index))
+        return builder.decoder(rope_scaling(config, theta=DEFAULT_THETA), window=config.sliding_window)
 
 
 def _layer(builder: Builder, config: MixtralConfig, index: int) -> DecoderLayer:

@@ -56,8 +56,9 @@ def load(checkpoint: Checkpoint, options: ModelOptions) -> Model:
     kinds, shape = config.kinds(), config.delta_shape()
     rope = rope_scaling(config, theta=DEFAULT_THETA, partial=DEFAULT_ROTARY_PART)
     with Builder(checkpoint, options, config, one_plus=True) as builder:
-        layers = [_layer(builder, config, shape, kinds, index) for index in range(config.num_hidden_layers)]
-        return builder.decoder(layers, rope, states=(shape.states(),) * kinds.count(LINEAR))
+        for index in range(config.num_hidden_layers):
+            builder.add(_layer(builder, config, shape, kinds, index))
+        return builder.decoder(rope, states=(shape.states(),) * kinds.count(LINEAR))
 
 
 def _layer(

@@ -28,9 +28,10 @@ class Qwen3MoeConfig(DecoderConfig, kw_only=True):
 def load(checkpoint: Checkpoint, options: ModelOptions) -> Model:
     config = read_config(checkpoint, Qwen3MoeConfig)
     with Builder(checkpoint, options, config) as builder:
-        layers = [_layer(builder, config, index) for index in range(config.num_hidden_layers)]
+        for index in range(config.num_hidden_layers):
+            builder.add(_layer(builder, config, index))
         window = config.sliding_window if config.use_sliding_window else None
-        return builder.decoder(layers, rope_scaling(config, theta=DEFAULT_THETA), window=window)
+        return builder.decoder(rope_scaling(config, theta=DEFAULT_THETA), window=window)
 
 
 def _layer(builder: Builder, config: Qwen3MoeConfig, index: int) -> DecoderLayer:

@@ -23,39 +23,74 @@ class Work:
         return self.sequence.computed + self.tokens == len(self.sequence.tokens)
 
 
-def build_batch(work: list[Work], page_size: int) -> Batch:
+class BatchBuilder:
     """Rows follow the order of `work`. Every sequence has pages for its query tokens already.
 
-    numpy, not torch: a decode step's arrays are short, and torch takes several times as long for each.
+    numpy, not torch: a decode step's arrays are short, and torch takes several times as long for each. A sequence's
+    page numbers are kept as an array from step to step: to convert a long list takes as long as all the rest.
     """
-    lengths = [item.tokens for item in work]
-    contexts = [item.sequence.computed for item in work]
-    ends = [context + length for context, length in zip(contexts, lengths, strict=True)]
-    counts = [-(-end // page_size) for end in ends]
-    table = numpy.zeros((len(work), max(counts, default=0)), dtype=numpy.int64)
-    input_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    logits_rows: list[int] = []
-    for row, (item, start, end, count) in enumerate(zip(work, contexts, ends, counts, strict=True)):
-        pages = item.sequence.pages
-        table[row, :count] = pages[:count]
-        input_ids += item.sequence.tokens[start:end]
-        positions += range(start, end)
-        slots += [pages[at // page_size] * page_size + at % page_size for at in range(start, end)]
-        if item.reaches_end:
-            logits_rows.append(len(input_ids) - 1)
-    return Batch(
-        sequences=[item.sequence for item in work],
-        input_ids=_integers(input_ids),
-        positions=_integers(positions),
-        query_lengths=lengths,
-        context_lengths=contexts,
-        page_table=torch.from_numpy(table),
-        slot_mapping=_integers(slots),
-        state_slots=_integers([item.sequence.state_slot for item in work]),
-        logits_rows=_integers(logits_rows),
-    )
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._known: dict[Sequence, _Pages] = {}  # of the sequences in the last batch
+
+    def build(self, work: list[Work]) -> Batch:
+        page_size = self._page_size
+        lengths = [item.tokens for item in work]
+        contexts = [item.sequence.computed for item in work]
+        rows = [self._pages(item.sequence, -(-(item.sequence.computed + item.tokens) // page_size)) for item in work]
+        table = numpy.zeros((len(work), max(map(len, rows), default=0)), dtype=numpy.int64)
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logits_rows: list[int] = []
+        for row, (item, start, pages) in enumerate(zip(work, contexts, rows, strict=True)):
+            sequence, end = item.sequence, start + item.tokens
+            table[row, : len(pages)] = pages
+            input_ids += sequence.tokens[start:end]
+            positions += range(start, end)
+            slots += [sequence.pages[at // page_size] * page_size + at % page_size for at in range(start, end)]
+            if end == len(sequence.tokens):
+                logits_rows.append(len(input_ids) - 1)
+        self._known = {item.sequence: self._known[item.sequence] for item in work}
+        return Batch(
+            sequences=[item.sequence for item in work],
+            input_ids=_integers(input_ids),
+            positions=_integers(positions),
+            query_lengths=lengths,
+            context_lengths=contexts,
+            page_table=torch.from_numpy(table),
+            slot_mapping=_integers(slots),
+            state_slots=_integers([item.sequence.state_slot for item in work]),
+            logits_rows=_integers(logits_rows),
+        )
+
+    def _pages(self, sequence: Sequence, count: int) -> numpy.ndarray:
+        """The first `count` of a sequence's pages."""
+        known = self._known.get(sequence)
+        if known is None or known.source is not sequence.pages:
+            known = self._known[sequence] = _Pages(sequence.pages)
+        return known.take(count, sequence.computed // self._page_size)
+
+
+class _Pages:
+    """source: the list that it follows. A sequence that runs anew has a new one."""
+
+    def __init__(self, source: list[int]) -> None:
+        self.source = source
+        self._numbers = numpy.zeros(0, dtype=numpy.int64)
+        self._settled = (
+            0  # pages that were full at the last step: the cache exchanges only those that became full since
+        )
+
+    def take(self, count: int, settled: int) -> numpy.ndarray:
+        if count > len(self._numbers):
+            longer = numpy.zeros(max(count, 2 * len(self._numbers)), dtype=numpy.int64)
+            longer[: self._settled] = self._numbers[: self._settled]
+            self._numbers = longer
+        self._numbers[self._settled : count] = self.source[self._settled : count]
+        self._settled = min(settled, count)
+        return self._numbers[:count]
 
 
 def _integers(values: list[int]) -> torch.Tensor:

@@ -15,14 +15,14 @@ class PrefillBudget:
     part alone can come near the bound; smaller chunks would then only add more of it, so the bound gives way.
     """
 
-    def __init__(self, largest: int, page_size: int, seconds: float) -> None:
-        """largest: tokens, whatever the speed; seconds: how long a step should take."""
+    def __init__(self, largest: int, page_size: int, seconds: float, first: int = 64) -> None:
+        """largest: tokens, whatever the speed; seconds: how long a step should take; first: tokens, until measured."""
         self._page_size = page_size
         self._largest = max(page_size, largest // page_size * page_size)
         self._seconds = seconds
         self._fixed = 0.0  # seconds
         self._last: tuple[int, float] | None = None  # tokens and seconds of the step before
-        self.tokens = self._aligned(64)
+        self.tokens = self._aligned(first)
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step computed `tokens` prefill tokens in `seconds`, its decodes included."""

@@ -1,31 +1,58 @@
-"""One step after another: requests in, tokens out. Knows nothing of processes, sockets or text."""
+"""One step after another: requests in, tokens out. Knows nothing of processes, sockets or text.
+
+A step is begun and finished. In between a GPU computes, and the host is free to hand on what the step before gave; a
+model on the CPU computes when the step is finished.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ftengine.cache.sequences import SequenceCache
 from ftengine.core import FinishReason, Request, SamplingParams, SequenceStatus
-from ftengine.models.base import Model
-from ftengine.scheduler.batch import Work, build_batch
+from ftengine.errors import FtError
+from ftengine.memory.gpu_errors import is_fatal, is_out_of_memory
+from ftengine.models.base import Deferred, Launching, Model, Pending
+from ftengine.scheduler.batch import BatchBuilder, Work
 from ftengine.scheduler.chunk import PrefillBudget
+from ftengine.scheduler.expert_stats import ExpertStats, expert_stats
 from ftengine.scheduler.jobs import Job, Limits, refusal
 from ftengine.scheduler.sampler import Choice, sample
 from ftengine.scheduler.scheduler import Scheduler
 from ftengine.scheduler.stats import Counters
-from ftengine.wire import Failed, Output, TokenLogprob
+from ftengine.wire import Failed, Fatal, Output, TokenLogprob
 
+if TYPE_CHECKING:
+    from ftengine.scheduler.device_sampler import DeviceSampler
+
+Choices = Callable[[], list[Choice | None]]  # gives the tokens of a step once it has ended
 Event = Output | Failed
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Step:
+    """What was begun. pending: its end, or what made the launch fail."""
+
+    work: list[Work]
+    sampling: list[Job]  # whose next token comes of it, in the order of logits
+    prefilled: int  # tokens
+    started: float  # time.perf_counter()
+    pending: Pending[Choices] | Exception
+
+
 class Engine:
-    """The events each method returns are for the front, in order."""
+    """The events each method returns are for the front, in order.
+
+    lost: why this process cannot compute any more; every request has failed then, and only a new process helps.
+    """
 
     def __init__(self, model: Model, cache: SequenceCache, limits: Limits, budget: PrefillBudget) -> None:
         self.model = model
@@ -33,6 +60,12 @@ class Engine:
         self.scheduler = Scheduler(cache, limits)
         self.budget = budget
         self.counters = Counters()
+        self.lost: Fatal | None = None
+        self.device_sampler = device_sampler(model, limits)
+        self._launching = model if isinstance(model, Launching) else None
+        self._batches = BatchBuilder(cache.page_size)
+        self._step: Step | None = None
+        self._leaving: list[Job] = []  # cancelled while a step computes for them
 
     @property
     def has_work(self) -> bool:
@@ -54,9 +87,15 @@ class Engine:
         return []
 
     def cancel(self, request_id: str) -> list[Event]:
-        """Ends the request now; what it computed stays in the prefix cache. Ids not known are ignored."""
+        """Ends the request now; what it computed stays in the prefix cache. Ids not known are ignored.
+
+        One that a begun step computes for ends with the step: the device is writing its pages and its state.
+        """
         job = self.scheduler.jobs.get(request_id)
         if job is None:
+            return []
+        if self._step is not None and any(item.sequence is job.sequence for item in self._step.work):
+            self._leaving.append(job)
             return []
         return [self._finish(job, FinishReason.CANCELLED, [])]
 
@@ -68,21 +107,43 @@ class Engine:
         return [Output(job.id, [], job.sequence.cached) for job in admitted]
 
     def step(self) -> list[Event]:
-        """Computes one batch and samples. A failing forward fails the batch's requests only."""
+        """Computes one batch and samples."""
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Plans the next step and launches it. Everything about it, faults too, is told by `finish`."""
+        assert self._step is None, "a step is begun already"
         started = time.perf_counter()
         work = self.scheduler.plan(self.budget.tokens)
         if not work:
-            return []
+            return
         sampling = [self._job(item) for item in work if item.reaches_end]
         prefilled = sum(item.tokens for item in work if item.sequence.status is SequenceStatus.PREFILL)
+        pending: Pending[Choices] | Exception
         try:
-            choices = self._compute(work, sampling)
+            pending = self._launch(work, sampling)
         except Exception as error:
-            return self._fail_batch(work, error)
-        seconds = time.perf_counter() - started
-        self.budget.measured(prefilled, seconds)
-        self.counters.stepped(len(work), prefilled, seconds)
-        return self._advance(work, dict(zip(sampling, choices, strict=True)))
+            pending = error
+        self._step = Step(work, sampling, prefilled, started, pending)
+
+    def finish(self) -> list[Event]:
+        """Waits for the step that was begun, if one was, and takes its tokens. A fault fails its requests only, unless
+        it is one after which nothing can be computed any more: see `lost`."""
+        step, self._step = self._step, None
+        if step is None:
+            return []
+        try:
+            if isinstance(step.pending, Exception):
+                raise step.pending
+            with torch.inference_mode():
+                choices = step.pending.collect()()
+        except Exception as error:
+            return self._fail_step(step, error)
+        seconds = time.perf_counter() - step.started
+        self.budget.measured(step.prefilled, seconds)
+        self.counters.stepped(len(step.work), step.prefilled, seconds)
+        return self._advance(step.work, dict(zip(step.sampling, choices, strict=True))) + self._let_go()
 
     def _advance(self, work: list[Work], chosen: dict[Job, Choice | None]) -> list[Event]:
         """What the step computed becomes the sequences' own. chosen: the next token where one was sampled."""
@@ -113,16 +174,33 @@ class Engine:
         for event in events:
             if isinstance(event, Failed):
                 raise RuntimeError(event.message)
+        if self.device_sampler is not None:
+            with torch.inference_mode():
+                self.device_sampler.warm_up(torch.zeros(1, self.model.vocab_size, device=self.device_sampler.device))
         self.cache.clear()
         self.counters = Counters()
 
-    def stats(self) -> dict[str, Any]:
-        return self.counters.report(self.scheduler, self.budget.tokens)
+    def stats(self, *, layers: bool = False) -> dict[str, Any]:
+        """layers: with the expert cache's numbers of each layer."""
+        return self.counters.report(self.scheduler, self.budget.tokens, self.expert_stats(layers=layers))
 
-    def _compute(self, work: list[Work], sampling: list[Job]) -> list[Choice | None]:
+    def expert_stats(self, *, layers: bool = False) -> ExpertStats | None:
+        """Between two steps: it waits for the device."""
+        return expert_stats(self.model, layers=layers)
+
+    def _launch(self, work: list[Work], sampling: list[Job]) -> Pending[Choices]:
+        states = [job.sampling for job in sampling]
+
+        def sampler(logits: torch.Tensor) -> Choices:
+            if self.device_sampler is not None and states:
+                return self.device_sampler.queue(logits, states).choices
+            return lambda: sample(logits, states) if states else []
+
         with torch.inference_mode():
-            logits = self.model.forward(build_batch(work, self.cache.page_size), self.cache.tensors)
-            return sample(logits, [job.sampling for job in sampling]) if sampling else []
+            batch, tensors = self._batches.build(work), self.cache.tensors
+            if self._launching is not None:
+                return self._launching.launch(batch, tensors, sampler)
+        return Deferred(lambda: sampler(self.model.forward(batch, tensors)))
 
     def _append(self, job: Job, choice: Choice) -> Output:
         sequence = job.sequence
@@ -147,27 +225,43 @@ class Engine:
             self.counters.requests.finished += 1
         return Output(job.id, tokens, job.sequence.cached, finish=reason, logprobs=logprobs)
 
-    def _fail(self, job: Job, message: str, *, keep: bool = True, overloaded: bool = False) -> Failed:
-        self.scheduler.remove(job, keep=keep)
+    def _fail(
+        self, job: Job, message: str, *, keep: bool = True, halfway: bool = False, overloaded: bool = False
+    ) -> Failed:
+        self.scheduler.remove(job, keep=keep, halfway=halfway)
         self.counters.requests.failed += 1
         return Failed(job.id, message, overloaded=overloaded)
 
-    def _fail_batch(self, work: list[Work], error: Exception) -> list[Event]:
-        log.error("a step of %d sequences failed", len(work), exc_info=error)
-        exhausted = _out_of_memory(error)
+    def _fail_step(self, step: Step, error: Exception) -> list[Event]:
+        log.error("a step of %d sequences failed", len(step.work), exc_info=error)
+        exhausted = is_out_of_memory(error)
+        jobs = [self._job(item) for item in step.work]
         if exhausted:
             self.budget.halve()
             message = "the engine ran out of memory in this step"
         else:
             message = f"the model failed in this step: {type(error).__name__}: {error}"
-        return [self._fail(self._job(item), message, overloaded=exhausted) for item in work]
+        if is_fatal(error) or isinstance(error, FtError):
+            self.lost = Fatal(message, getattr(error, "next_step", ""))
+            jobs = list(self.scheduler.jobs.values())
+        self._leaving.clear()
+        return [self._fail(job, message, halfway=True, overloaded=exhausted) for job in jobs]
+
+    def _let_go(self) -> list[Event]:
+        """Those that were cancelled meanwhile and did not end by themselves."""
+        leaving, self._leaving = self._leaving, []
+        return [event for job in leaving for event in self.cancel(job.id)]
 
     def _job(self, item: Work) -> Job:
         return self.scheduler.jobs[item.sequence.request.id]
 
 
-def _out_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    # The CPU allocator raises a plain RuntimeError: "DefaultCPUAllocator: can't allocate memory".
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+def device_sampler(model: Model, limits: Limits) -> DeviceSampler | None:
+    """None where logits come to the host's memory."""
+    device = getattr(model, "device", None)
+    if device is None or device.type == "cpu":
+        return None
+    # Imported here: there is no Triton where there is no GPU.
+    from ftengine.scheduler.device_sampler import DeviceSampler
+
+    return DeviceSampler(limits.vocab_size, limits.max_running, device)

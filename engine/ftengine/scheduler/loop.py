@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 from ftengine.scheduler.channel import Channel
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.stats import WorkLog
-from ftengine.wire import AskStats, Cancel, Shutdown, Stats, Submit, ToEngine, ToFront
+from ftengine.wire import AskStats, Cancel, Fatal, Shutdown, Stats, Submit, ToEngine, ToFront
 
 log = logging.getLogger(__name__)
 
 
-def serve(engine: Engine, channel: Channel, log_seconds: float) -> None:
-    """Returns when the front is gone or sends Shutdown. Sleeps while there is nothing to compute. Raises FrontGone."""
-    work_log = WorkLog(engine.counters, engine.scheduler, log_seconds)
+def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
+    """Returns when the front is gone or sends Shutdown: None. Returns why when only a new process can go on computing;
+    the front has been told of the requests then. Sleeps while there is nothing to compute. Raises FrontGone.
+
+    What a step gave is sent while the next one computes on the device. On the CPU nothing computes until `finish`.
+    """
+    gc.collect()
+    gc.freeze()  # what start left lives on; to look through it again would hold up a step for a tenth of a second
+    work_log = WorkLog(engine.counters, engine.scheduler, log_seconds, engine.expert_stats)
+    events: list[ToFront] = []
     while True:
         idle = not engine.has_work
         if idle:
+            if events:
+                channel.send(events)
+                events = []
+                gc.collect()  # now, so that it is seldom due in the middle of work
             check(engine)
         messages = channel.receive(wait=idle)
         if idle:
             work_log.idle()
-        events: list[ToFront] = []
         for message in messages:
             if message is None or isinstance(message, Shutdown):
-                return
+                return None
             events += handle(engine, message)
         events += engine.admit()
+        engine.begin()
         if events:
             channel.send(events)
-        if engine.has_work and (produced := engine.step()):
-            channel.send(produced)
+        events = [*engine.finish()]
+        if engine.lost is not None:
+            channel.send([*events, engine.lost])
+            return engine.lost
         line = work_log.line()
         if line:
             log.info(line)
@@ -43,7 +57,7 @@ def handle(engine: Engine, message: ToEngine) -> list[ToFront]:
     if isinstance(message, Cancel):
         return [*engine.cancel(message.id)]
     if isinstance(message, AskStats):
-        return [Stats(engine.stats())]
+        return [Stats(engine.stats(layers=message.layers))]
     return []
 
 

@@ -17,6 +17,7 @@ from ftengine.core import SamplingParams
 from ftengine.wire import LEAST_LOGPROB, TokenLogprob
 
 NUCLEUS_WIDTH = 1024  # tokens looked at for top_p before the whole vocabulary is sorted
+LEAST_TEMPERATURE = 1e-30  # float32 divides by it, also where what is below its normal range counts as 0
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class SamplingState:
     def __init__(self, params: SamplingParams, prompt: list[int], vocab_size: int) -> None:
         self.params = params
         self.greedy = params.temperature <= 0
+        self.temperature = max(params.temperature, LEAST_TEMPERATURE)
         self.generator = random.Random(params.seed)
         self.counts: torch.Tensor | None = None  # [V] float32, of generated tokens
         self.seen: torch.Tensor | None = None  # [V] bool, in prompt or generated
@@ -42,6 +44,15 @@ class SamplingState:
             self.seen[torch.tensor(prompt)] = True
         if params.logit_bias:
             self.bias = (torch.tensor(list(params.logit_bias)), torch.tensor(list(params.logit_bias.values())).float())
+
+    def move(self, device: torch.device) -> None:
+        """To where the logits are."""
+        if self.counts is not None:
+            self.counts = self.counts.to(device)
+        if self.seen is not None:
+            self.seen = self.seen.to(device)
+        if self.bias is not None:
+            self.bias = (self.bias[0].to(device), self.bias[1].to(device))
 
     @property
     def adjusts(self) -> bool:
@@ -98,7 +109,7 @@ def sample(logits: torch.Tensor, states: list[SamplingState]) -> list[Choice | N
             continue
         state.record(token)
         wanted = state.params.logprobs
-        choices.append(Choice(token, None if wanted is None else _logprob(logits[row], token, wanted)))
+        choices.append(Choice(token, None if wanted is None else token_logprob(logits[row], token, wanted)))
     return choices
 
 
@@ -113,7 +124,7 @@ def _draw(logits: torch.Tensor, states: list[SamplingState], width: int) -> list
     """logits: [n, V]. All rows have this `width`; a row's result does not depend on the others."""
     parameters = [state.params for state in states]
     uniform = torch.tensor([state.generator.random() for state in states], dtype=torch.float64)
-    temperature = torch.tensor([item.temperature for item in parameters])[:, None]
+    temperature = torch.tensor([state.temperature for state in states])[:, None]
     min_p = torch.tensor([item.min_p for item in parameters], dtype=torch.float64)[:, None]
     if width == 0:
         weights = _weights(logits, logits.amax(dim=-1, keepdim=True), temperature).double()
@@ -132,7 +143,7 @@ def _draw(logits: torch.Tensor, states: list[SamplingState], width: int) -> list
     chosen: list[int] = ids.gather(1, _invert(weights * keep, uniform)[:, None])[:, 0].tolist()
     for row in nucleus if width < logits.shape[-1] else ():
         if weights[row].sum() < target[row]:  # wider than what was ordered: order everything, for the same number
-            chosen[row] = _wide_nucleus(logits[row], parameters[row], uniform[row : row + 1])
+            chosen[row] = draw_from_all(logits[row], states[row], float(uniform[row]))
     return chosen
 
 
@@ -146,11 +157,17 @@ def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return logits if len(rows) == len(logits) else logits[rows]
 
 
-def _wide_nucleus(logits: torch.Tensor, params: SamplingParams, uniform: torch.Tensor) -> int:
-    values, ids = logits.sort(descending=True)
-    weights = _weights(values, values[:1], torch.tensor(params.temperature)).double()
+def draw_from_all(logits: torch.Tensor, state: SamplingState, uniform: float) -> int:
+    """For a top_k or a nucleus of any width: sorts the whole vocabulary. logits: [V], adjusted, on any device."""
+    params = state.params
+    values, ids = logits.sort(descending=True, stable=True)
+    if params.top_k > 0:
+        values = values[: params.top_k]
+    weights = _weights(values, values[:1], torch.tensor(state.temperature)).double()
     keep = (weights.cumsum(dim=-1) - weights < params.top_p * weights.sum()) & (weights >= params.min_p)
-    return int(ids[_invert((weights * keep)[None], uniform)[0]])
+    keep[0] = True
+    drawn = torch.tensor([uniform], dtype=torch.float64, device=logits.device)
+    return int(ids[_invert((weights * keep)[None], drawn)[0]])
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -161,7 +178,7 @@ def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
 
 
-def _logprob(logits: torch.Tensor, token: int, top: int) -> TokenLogprob:
+def token_logprob(logits: torch.Tensor, token: int, top: int) -> TokenLogprob:
     """Of the model's own distribution: before bias, penalties and temperature. logits: [V]."""
     logprobs = logits.double().log_softmax(dim=-1)
     values, ids = logprobs.topk(min(top, len(logprobs)))

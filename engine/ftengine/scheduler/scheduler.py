@@ -60,12 +60,12 @@ class Scheduler:
         work = [Work(job.sequence, 1) for job in decoding if job in self.running and self._reserve(job)]
         return work + self._plan_prefill(prefill_tokens)
 
-    def remove(self, job: Job, *, keep: bool = True) -> None:
-        """The job is over. keep: whether its pages may serve later requests."""
+    def remove(self, job: Job, *, keep: bool = True, halfway: bool = False) -> None:
+        """The job is over. keep, halfway: as in SequenceCache.release."""
         del self.jobs[job.id]
         if job in self.running:
             self.running.remove(job)
-            self.cache.release(job.sequence, keep=keep)
+            self.cache.release(job.sequence, keep=keep, halfway=halfway)
         else:
             self.waiting.remove(job)
         self._blocked = False

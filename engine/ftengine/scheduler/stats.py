@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from ftengine.cache.sequences import SequenceCache
+from ftengine.scheduler.expert_stats import ExpertStats, Idleness, LayerCounts, describe
 from ftengine.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 VERSION = 1  # raised when a field changes its meaning or goes; new fields may come without
 
@@ -60,6 +65,7 @@ class EngineStats(msgspec.Struct):
     tokens: TokenCounts
     steps: StepCounts
     cache: CacheCounts
+    experts: ExpertStats | None  # None: the model has no cache of experts on a GPU
 
 
 class Counters:
@@ -87,7 +93,7 @@ class Counters:
         self._sequences += sequences
         self._seconds.append(seconds)
 
-    def report(self, scheduler: Scheduler, prefill_budget: int) -> dict[str, Any]:
+    def report(self, scheduler: Scheduler, prefill_budget: int, experts: ExpertStats | None) -> dict[str, Any]:
         """EngineStats as plain data."""
         cache = scheduler.cache
         requests = msgspec.structs.replace(
@@ -103,6 +109,7 @@ class Counters:
             tokens=self.tokens,
             steps=self._steps(prefill_budget),
             cache=self._cache(cache),
+            experts=experts,
         )
         values: dict[str, Any] = msgspec.to_builtins(stats)
         return values
@@ -139,12 +146,21 @@ class Counters:
 
 
 class WorkLog:
-    """A line every few seconds of work: speeds since the last line, and what is busy."""
+    """Lines every few seconds of work: speeds since the last ones, what is busy, and what is on and does nothing."""
 
-    def __init__(self, counters: Counters, scheduler: Scheduler, seconds: float) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        scheduler: Scheduler,
+        seconds: float,
+        experts: Callable[[], ExpertStats | None] = lambda: None,
+    ) -> None:
         self._counters = counters
         self._scheduler = scheduler
         self._seconds = seconds
+        self._experts = experts
+        self._idleness = Idleness()
+        self._before: LayerCounts | None = None
         self._restart(time.monotonic())
 
     def line(self) -> str | None:
@@ -161,12 +177,24 @@ class WorkLog:
             f"KV pages {cache.pages_running} used and {cache.tree.evictable} cached "
             f"of {cache.pages.count}, prefix cache gave {tokens.cached - self._cached} tokens"
         )
+        if found := self._of_experts(elapsed):
+            text += f", {found}"
         self._restart(now)
         return text
 
     def idle(self) -> None:
         """Time without work does not count as slow work."""
         self._restart(time.monotonic())
+
+    def _of_experts(self, elapsed: float) -> str:
+        stats = self._experts()
+        if stats is None:
+            return ""
+        for sentence in self._idleness.check(stats):
+            log.warning("%s", sentence)
+        text = describe(stats.total, self._before, elapsed)
+        self._before = stats.total
+        return text
 
     def _restart(self, now: float) -> None:
         tokens = self._counters.tokens

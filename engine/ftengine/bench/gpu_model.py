@@ -1,0 +1,274 @@
+"""Times a whole model on the GPU without a scheduler, and says which kernels a decode step's time goes to.
+
+    python -m ftengine.bench.gpu_model [--layers 40 --strategy hybrid --slots-percent 25 --batches 1 4 --prefill 512]
+
+Random weights in the exact shape of Qwen3.6-35B-A3B: experts in NVFP4, the rest in BF16. Routing of random weights has
+no locality, so hit rates are about the share of experts that have a slot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ftengine.bench.synthetic import QWEN36, synthetic_model
+from ftengine.cache.tensors import allocate_cache
+from ftengine.core import CacheTensors, Request, SamplingParams, Sequence
+from ftengine.experts.pinned import Refused, pin
+from ftengine.experts.profile import lane_profile
+from ftengine.experts.split import LaneCosts
+from ftengine.formats.format import BF16, NVFP4
+from ftengine.kernels.triton.tuning import tuning, use_cache
+from ftengine.memory.folders import cache_folder
+from ftengine.models.base import Model
+from ftengine.models.gpu.decoder import GpuDecoder
+from ftengine.models.gpu.setup import GpuSetup
+from ftengine.scheduler.batch import BatchBuilder, Work
+
+PAGE_SIZE, CONTEXT = 16, 32768
+PROFILED = 20  # steps
+
+# part -> what the names of its kernels contain; the first that fits
+PARTS = {
+    "attention": ("_attend", "_combine", "_prepare_heads"),
+    "Gated DeltaNet": ("_delta", "_conv", "chunk_", "recompute_w_u", "solve_tril", "gated_norm"),
+    "router and lookup": ("_route", "_plan", "_slots_for_round", "_end_step", "_queue_slots", "_seed"),
+    "copy over the link": ("_copy_blocks", "_copy_within"),
+    "wait for the CPU": ("_join",),
+    "experts": ("gate_up", "down_", "expert", "_grouped"),
+    "dense products": ("gemv", "skinny", "gemm", "cutlass", "nvjet", "_dequantize"),
+    "norms, embedding, activations": ("_rms_norm", "_swiglu", "_rows"),
+}
+
+
+class Run:
+    """Sequences of random tokens over one model and one cache."""
+
+    def __init__(self, model: GpuDecoder, cache: CacheTensors, sequences: int) -> None:
+        self.model, self.cache = model, cache
+        self.batches = BatchBuilder(PAGE_SIZE)
+        pages = CONTEXT // PAGE_SIZE // sequences
+        params = SamplingParams(max_tokens=1 << 30, temperature=0.0)
+        self.sequences = [
+            Sequence(
+                Request(str(number), [], params),
+                [],
+                pages=list(range(number * pages, (number + 1) * pages)),
+                state_slot=number,
+            )
+            for number in range(sequences)
+        ]
+
+    def prefill(self, tokens: int, chunk: int) -> float:
+        """Seconds for so many new tokens of each sequence."""
+        generator = torch.Generator().manual_seed(len(self.sequences) + tokens)
+        for sequence in self.sequences:
+            sequence.tokens += torch.randint(0, self.model.vocab_size, (tokens,), generator=generator).tolist()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for sequence in self.sequences:
+            end = len(sequence.tokens)  # the last chunk adds the first token that was chosen
+            while sequence.computed < end:
+                self._step([Work(sequence, min(chunk, end - sequence.computed))])
+        return time.perf_counter() - start
+
+    def decode(self, steps: int) -> float:
+        """Seconds for so many greedy steps of all sequences together."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._step([Work(sequence, len(sequence.tokens) - sequence.computed) for sequence in self.sequences])
+        return time.perf_counter() - start
+
+    def _step(self, work: list[Work]) -> None:
+        batch = self.batches.build(work)
+        chosen = self.model.launch(batch, self.cache, lambda logits: logits.argmax(-1)).collect().tolist()
+        for item in work:
+            item.sequence.computed += item.tokens
+        ended = [item.sequence for item in work if item.sequence.computed == len(item.sequence.tokens)]
+        for sequence, token in zip(ended, chosen, strict=True):
+            sequence.tokens.append(token)
+
+
+def main() -> None:
+    options = _options()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    use_cache(cache_folder())
+    start = time.perf_counter()
+    config = {**QWEN36, "num_experts": options.experts}
+    model = synthetic_model(options.layers, options.dtype, NVFP4, config, dense=BF16, device="cuda")
+    assert isinstance(model, GpuDecoder)
+    _say("loaded", start)
+    costs = None if options.strategy == "resident" else _lanes(model, options.threads)
+    start = time.perf_counter()
+    total = options.layers * options.experts
+    model.prepare(
+        GpuSetup(
+            options.strategy,
+            max_running=max(options.batches),
+            context=CONTEXT,
+            page_size=PAGE_SIZE,
+            slots=0 if options.strategy == "cpu" else total * options.slots_percent // 100,
+            staging=options.staging,
+            threads=options.threads,
+            branches=not options.no_branches,
+            costs=costs,
+        )
+    )
+    _say("prepared", start)
+    start = time.perf_counter()
+    cache = allocate_cache(model.cache_layout, CONTEXT // PAGE_SIZE, PAGE_SIZE, max(options.batches), "cuda")
+    model.warm_up(cache, lambda stage, done: None)
+    _say("kernels compiled, graphs captured", start)
+    if options.check:
+        _check(model, cache, options.layers, options.dtype, config)
+    for batch in options.batches:
+        _decode(Run(model, cache, batch), batch, options.tokens)
+    for length in options.prefill:
+        _prefill(model, cache, length)
+    model.close()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=40)
+    parser.add_argument("--experts", type=int, default=256, help="of a layer")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--strategy", choices=["resident", "offload", "cpu", "hybrid"], default="resident")
+    parser.add_argument("--slots-percent", type=int, default=25)
+    parser.add_argument("--staging", type=int, default=128, help="experts")
+    parser.add_argument("--threads", type=int, default=max(1, torch.get_num_threads() - 1), help="of the CPU's lane")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 4])
+    parser.add_argument("--tokens", type=int, default=200, help="a sequence, that are decoded")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[16, 128, 512, 8192])
+    parser.add_argument("--check", action="store_true", help="compare logits with the CPU's decoder first")
+    parser.add_argument("--no-branches", action="store_true", help="the shared expert after the lookup, not beside it")
+    return parser.parse_args()
+
+
+def _lanes(model: GpuDecoder, threads: int) -> LaneCosts | None:
+    start = time.perf_counter()
+    for bank in model.banks.values():
+        pinned = pin(bank.blocks)
+        if isinstance(pinned, Refused):
+            raise SystemExit(pinned.reason)
+    _say("pinned", start)
+    start = time.perf_counter()
+    banks = [model.banks[layer] for layer in sorted(model.banks)]
+    profile, _ = lane_profile(None, banks, threads, model.weights.dtype, model.device)
+    _say(f"lanes measured: handshake {profile.handshake_us} us, {profile.costs}", start)
+    return profile.costs
+
+
+def _check(model: GpuDecoder, cache: CacheTensors, layers: int, dtype: str, config: dict[str, Any]) -> None:
+    """Logits of a short prompt and of a decode step, beside those of the CPU's decoder with the same weights."""
+    reference = synthetic_model(layers, dtype, NVFP4, config, dense=BF16)
+    host = allocate_cache(reference.cache_layout, CONTEXT // PAGE_SIZE, PAGE_SIZE, 1)
+    found, expected = _two_steps(model, cache), _two_steps(reference, host)
+    for step, ours, theirs in zip(("prefill", "decode"), found, expected, strict=True):
+        error, same = (ours - theirs).abs(), bool(ours.argmax() == theirs.argmax())
+        print(
+            f"{step}: logits differ from the CPU's by {error.median():.2e} (median), {error.max():.2e} at the most; "
+            f"their deviation is {theirs.std():.2f}; the likeliest token is {'the same' if same else 'another one'}"
+        )
+
+
+def _two_steps(model: Model, cache: CacheTensors) -> list[torch.Tensor]:
+    """Last logits, [V], of nine tokens at once and of a tenth."""
+    params = SamplingParams(max_tokens=16, temperature=0.0)
+    tokens = [7919 * number % model.vocab_size for number in range(10)]
+    sequence = Sequence(Request("check", [], params), tokens[:9], pages=[0], state_slot=0)
+    batches, found = BatchBuilder(PAGE_SIZE), []
+    for length in (9, 1):
+        found.append(model.forward(batches.build([Work(sequence, length)]), cache)[-1].cpu())
+        sequence.computed += length
+        sequence.tokens.append(tokens[9])
+    return found
+
+
+def _decode(run: Run, batch: int, tokens: int) -> None:
+    run.prefill(64, 64)
+    run.decode(20)
+    before = run.model.experts.stats()
+    seconds = run.decode(tokens)
+    print(f"\nbatch {batch}: {batch * tokens / seconds:.1f} tok/s, {seconds / tokens * 1e3:.3f} ms a step")
+    if before is not None and (after := run.model.experts.stats()) is not None:
+        old, new = before.total, after.total
+        hits, misses = new.hits - old.hits, new.misses - old.misses
+        cpu, fetched = new.cpu_experts - old.cpu_experts, new.fetched - old.fetched
+        print(
+            f"    experts a step: {hits / tokens:.1f} in slots, {misses / tokens:.1f} not; {fetched / tokens:.1f} "
+            f"fetched, {cpu / tokens:.1f} on the CPU, {(new.admitted - old.admitted) / tokens:.1f} admitted; "
+            f"waited {(new.waited_ns - old.waited_ns) / tokens / 1e3:.0f} us"
+        )
+    print(f"    the graph alone, again and again: {_graph_ms(run, batch):.3f} ms a step")
+    print("\n".join(profile_of(lambda: run.decode(PROFILED), PROFILED)))
+
+
+def _graph_ms(run: Run, batch: int) -> float:
+    """Milliseconds of a step on the GPU, without what the host does between two steps. The last tokens once more."""
+    assert run.model.steps is not None
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    run.model.experts.wake()
+    start.record()
+    for _ in range(PROFILED):
+        run.model.steps.again(batch, run.cache)
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / PROFILED
+
+
+def _prefill(model: GpuDecoder, cache: CacheTensors, length: int) -> None:
+    with tuning():
+        Run(model, cache, 1).prefill(length, length)
+    times = [Run(model, cache, 1).prefill(length, length) for _ in range(3)]
+    best = min(times)
+    print(f"\nprefill of {length} tokens: {best * 1e3:.1f} ms, {length / best:.0f} tok/s")
+    print("\n".join(profile_of(lambda: Run(model, cache, 1).prefill(length, length), 1)[:16]))
+
+
+def profile_of(work: Callable[[], object], steps: int) -> list[str]:
+    """Lines: microseconds a step of each part, and of each kernel, as torch's profiler has them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    start = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+        wall = (time.perf_counter() - start) * 1e6 / steps
+    kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for event in profiler.key_averages():
+        if event.self_device_time_total:
+            kernels[event.key][0] += event.count
+            kernels[event.key][1] += event.self_device_time_total
+    parts: dict[str, float] = defaultdict(float)
+    for name, (_, spent) in kernels.items():
+        parts[_part(name)] += spent / steps
+    busy = sum(parts.values())
+    lines = [f"    {wall:8.0f} us a step while profiled, kernels {busy:.0f} us (those side by side count twice)"]
+    lines += [f"    {spent:8.1f} us  {part}" for part, spent in _descending(parts)]
+    ordered = sorted(kernels.items(), key=lambda item: -item[1][1])[:24]
+    lines += [f"        {spent / steps:8.1f} us {count / steps:7.1f}x {name[:90]}" for name, (count, spent) in ordered]
+    return lines
+
+
+def _part(name: str) -> str:
+    lowered = name.lower()
+    return next((part for part, names in PARTS.items() if any(n.lower() in lowered for n in names)), "other")
+
+
+def _descending(parts: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(parts.items(), key=lambda item: -item[1])
+
+
+def _say(what: str, start: float) -> None:
+    used = torch.cuda.memory_allocated() / (1 << 30)
+    print(f"{what}: {time.perf_counter() - start:.1f} s, {used:.2f} GiB of the GPU's memory", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Facts of the GPU, asked without risk to the process that asks, and whether the engine uses it. Torch-free."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ftengine.config import CACHE_SIZES, EngineConfig, Resolved
+from ftengine.errors import ConfigError
+from ftengine.memory.machine import available_memory
+from ftengine.memory.plan import gigabytes
+
+T = TypeVar("T")
+
+LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores
+PROBE_SECONDS = 30.0  # a driver that has slept takes some seconds for each GPU
+INIT_SECONDS = 60.0
+ON_CPU = "ft serve --device cpu"
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """name and compute capability; bytes of memory, free ones beside a CUDA context; version of CUDA that the driver
+    has, 1000 * major + 10 * minor; how many GPUs there are, of which this is the first."""
+
+    name: str
+    capability: tuple[int, int]
+    total: int
+    free: int
+    cuda: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {gigabytes(self.free)} of {gigabytes(self.total)} free"
+
+
+class NoGpu(msgspec.Struct, frozen=True):
+    """reason: a clause, such as "no NVIDIA driver is installed"."""
+
+    reason: str
+
+
+def probe(seconds: float = PROBE_SECONDS) -> Gpu | NoGpu:
+    """Asks the driver in a child process (memory/driver.py); a driver that does not answer in time is no GPU."""
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("driver.py"))]
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError as error:
+        return NoGpu(f"the NVIDIA driver cannot be asked: {error.strerror}")
+    try:
+        answer, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _leave(child)
+        return NoGpu(f"the NVIDIA driver does not answer within {seconds:g} s; nvidia-smi may tell more")
+    if child.returncode != 0:
+        return NoGpu(f"the NVIDIA driver ended the program that asked it (status {child.returncode})")
+    try:
+        return msgspec.json.decode(answer, type=Gpu)
+    except msgspec.DecodeError:
+        return _no_gpu(answer)
+
+
+def interpreter() -> Gpu:
+    """Triton's interpreter as a GPU, which takes host memory. For tests of the GPU's code without one."""
+    memory, _ = available_memory()
+    return Gpu("interpreter of Triton", (9, 0), memory, memory, 0, 1)
+
+
+def choose_device(asked: str, gpu: Gpu | NoGpu, torch_cuda: str | None) -> Resolved[str]:
+    """ "cuda" or "cpu". torch_cuda: the CUDA version that torch was built for, None without.
+
+    Raises ConfigError when a GPU is asked for that cannot be used.
+    """
+    if asked in ("cpu", "interpret"):
+        return Resolved(asked, "asked for")
+    lacking = unusable(gpu, torch_cuda)
+    if lacking is None:
+        assert isinstance(gpu, Gpu)
+        among = f", the first of {gpu.count}; CUDA_VISIBLE_DEVICES chooses" if gpu.count > 1 else ""
+        return Resolved("cuda", f"{gpu}{among}")
+    if asked == "cuda":
+        raise ConfigError(f"no GPU here: {lacking}", ON_CPU)
+    return Resolved("cpu", lacking)
+
+
+def unusable(gpu: Gpu | NoGpu, torch_cuda: str | None) -> str | None:
+    """Why the engine cannot use it, a clause; None if it can."""
+    if isinstance(gpu, NoGpu):
+        return gpu.reason
+    if gpu.capability < LEAST_CAPABILITY:
+        has, needs = (".".join(map(str, version)) for version in (gpu.capability, LEAST_CAPABILITY))
+        return f"the {gpu.name} has compute capability {has}, {needs} is needed"
+    if torch_cuda is None:
+        return "the PyTorch that is installed is built without CUDA"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton, which comes with PyTorch's CUDA builds, is not installed"
+    return None
+
+
+def refuse_without_gpu(config: EngineConfig, reason: str) -> None:
+    """Raises ConfigError for settings that only a GPU gives a meaning to. reason: why there is none, a clause."""
+    backend = f"moe_backend {config.moe_backend}" if config.moe_backend not in ("auto", "cpu") else None
+    others = ("memory_ratio", "cache_device", *CACHE_SIZES, "moe_cpu_threads")
+    given = backend or next((name for name in others if getattr(config, name) is not None), None)
+    if given is not None:
+        what = f"--{given.replace('_', '-')}"
+        raise ConfigError(f"{what} needs a GPU, and no GPU is used here: {reason}", "ft serve without it")
+
+
+def within(seconds: float, call: Callable[[], T], what: str) -> T:
+    """call's result or exception; ConfigError if it takes longer. It then goes on in a thread that nobody waits for."""
+    outcome: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="driver", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise ConfigError(f"{what} takes over {seconds:g} s: the NVIDIA driver does not answer", ON_CPU)
+    (found,) = outcome
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _no_gpu(answer: bytes) -> NoGpu:
+    try:
+        return msgspec.json.decode(answer, type=NoGpu)
+    except msgspec.DecodeError:
+        return NoGpu("the NVIDIA driver gives no sensible answer")
+
+
+def _leave(child: subprocess.Popen[bytes]) -> None:
+    """Killed, but not waited for: inside a driver's call a process may not even die."""
+    child.kill()
+    if child.stdout is not None:
+        child.stdout.close()
+    threading.Thread(target=child.wait, name="reap-driver", daemon=True).start()

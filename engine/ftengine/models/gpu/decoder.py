@@ -1,0 +1,130 @@
+"""The model on a GPU: decode steps from captured graphs, steps with prefill launched one kernel after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy
+import torch
+
+from ftengine.core import Batch, CacheLayout, CacheTensors
+from ftengine.experts.pool import ExpertBank
+from ftengine.kernels.triton.buffers import DECODE_TOKENS
+from ftengine.kernels.triton.tuning import tuning
+from ftengine.models.base import Found
+from ftengine.models.gpu.experts import GpuExperts
+from ftengine.models.gpu.graphs import DecodeSteps, Progress
+from ftengine.models.gpu.inputs import spare_chunk
+from ftengine.models.gpu.prefill import prefill_step
+from ftengine.models.gpu.setup import GpuSetup
+from ftengine.models.gpu.weights import DeviceWeights
+
+
+@dataclass
+class Launched(Generic[Found]):
+    """A step that was queued. check: raises what went wrong beside the GPU."""
+
+    result: Found
+    done: torch.cuda.Event | None  # None: kernels ran when they were launched
+    check: Callable[[], None]
+
+    def collect(self) -> Found:
+        if self.done is not None:
+            self.done.synchronize()
+        self.check()
+        return self.result
+
+
+class GpuDecoder:
+    """Fulfils ftengine.models.base.Model and Launching. Loaded, then prepared, then (on a GPU) warmed up.
+
+    weights: dense parts, on the device; banks: the routed experts of each MoE layer, in host memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_context: int,
+        eos_token_ids: tuple[int, ...],
+        cache_layout: CacheLayout,
+        weights: DeviceWeights,
+        banks: dict[int, ExpertBank],
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_context = max_context
+        self.eos_token_ids = eos_token_ids
+        self.cache_layout = cache_layout
+        self.weights = weights
+        self.banks = banks
+        self.steps: DecodeSteps | None = None
+        self._experts: GpuExperts | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    @property
+    def experts(self) -> GpuExperts:
+        """Slots, lanes and counters. There once the model is prepared."""
+        assert self._experts is not None, "the model is not prepared"
+        return self._experts
+
+    def prepare(self, setup: GpuSetup) -> None:
+        """Takes the memory that steps need, fills slots, starts the CPU's lane.
+
+        Raises torch.OutOfMemoryError, FtError.
+        """
+        self.close()
+        self._experts = GpuExperts(self.weights, self.banks, setup)
+        self.steps = DecodeSteps(self.weights, self._experts, setup.decode_tokens, setup.context, setup.page_size)
+
+    @torch.no_grad()
+    def warm_up(self, cache: CacheTensors, progress: Progress) -> None:
+        """Compiles and tunes what steps over this cache launch, and captures graphs of decode steps.
+
+        cache: from `allocate_cache` for this device. Under the interpreter there is nothing to do.
+        """
+        assert self.steps is not None, "the model is not prepared"
+        if self.device.type == "cuda":
+            self.experts.wake()
+            self.steps.capture(cache, progress)
+            with tuning():
+                # Both kinds of numbers that Triton compiles for: divisible by 16 and not.
+                for tokens in {min(DECODE_TOKENS, cache.page_size), min(DECODE_TOKENS, cache.page_size) - 1} - {0}:
+                    prefill_step(self.weights, cache, spare_chunk(cache, tokens), self.experts)
+            torch.cuda.synchronize()
+            self.experts.check()
+
+    def launch(self, batch: Batch, cache: CacheTensors, sampler: Callable[[torch.Tensor], Found]) -> Launched[Found]:
+        """See models.base.Launching."""
+        result = sampler(self._queue(batch, cache))
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return Launched(result, done, self.experts.check)
+
+    def forward(self, batch: Batch, cache: CacheTensors) -> torch.Tensor:
+        """See models.base.Model; on the device. Waits."""
+        return self.launch(batch, cache, torch.clone).collect()
+
+    def close(self) -> None:
+        """Ends the threads of the CPU's lane."""
+        if self._experts is not None:
+            self._experts.close()
+        self._experts = self.steps = None
+
+    @torch.no_grad()
+    def _queue(self, batch: Batch, cache: CacheTensors) -> torch.Tensor:
+        """Returns float32 logits [len(batch.logits_rows), V] that are yet to be computed."""
+        assert self.steps is not None, "the model is not prepared"
+        if not self.steps.takes(batch):
+            return prefill_step(self.weights, cache, batch, self.experts)
+        self.experts.wake()
+        logits = self.steps.run(batch, cache)
+        rows = batch.logits_rows.numpy()
+        everything = len(rows) == len(logits) and bool((rows == numpy.arange(len(rows))).all())
+        return logits if everything else logits[batch.logits_rows.to(logits.device)]

@@ -1,0 +1,194 @@
+"""Routed experts in a step: slots on the GPU, blocks that cross the link, and the CPU's lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from ftengine.errors import FtError
+from ftengine.experts import mailbox as mailboxes
+from ftengine.experts.counts import CacheStats
+from ftengine.experts.lane import Lane
+from ftengine.experts.pool import ExpertBank
+from ftengine.experts.slots import DEFAULT_COSTS, SlotPool
+from ftengine.kernels.triton.buffers import Mailbox, RouteBuffers
+from ftengine.kernels.triton.experts import experts_decode
+from ftengine.kernels.triton.fetch import admit, fetch
+from ftengine.kernels.triton.gated_swiglu import gated_swiglu_act
+from ftengine.kernels.triton.grouped import experts_grouped
+from ftengine.kernels.triton.join import join
+from ftengine.kernels.triton.linear import linear
+from ftengine.kernels.triton.route import route
+from ftengine.kernels.triton.route_order import order_routes
+from ftengine.kernels.triton.stage import route_prefill, seed, slots_for_round, stage
+from ftengine.kernels.triton.victims import end_step
+from ftengine.models.gpu.copies import Turns
+from ftengine.models.gpu.setup import GpuSetup, Strategy
+from ftengine.models.gpu.weights import DeviceMoe, DeviceWeights
+from ftengine.models.gpu.workspace import DecodeBuffers
+
+# of the missing experts; None: by the lanes' costs
+CPU_SHARE: dict[Strategy, float | None] = {"resident": 0.0, "offload": 0.0, "cpu": 1.0, "hybrid": None}
+
+
+class GpuExperts:
+    """Fulfils decode_step.DecodeExperts. banks: by MoE layer, in host memory; read by GPU and CPU until `close`."""
+
+    def __init__(self, weights: DeviceWeights, banks: Mapping[int, ExpertBank], setup: GpuSetup) -> None:
+        moes, device = weights.moes, weights.device
+        self._banks = banks
+        self._device = device
+        self.mailbox: Mailbox | None = None
+        self.lane: Lane | None = None
+        self.pool: SlotPool | None = None
+        self._background = _stream(device)
+        self._shared = _stream(device) if setup.branches else None
+        self._copies = Turns(device)
+        if not moes:
+            return
+        top_k, resident = moes[0].top_k, setup.strategy == "resident"
+        self.pool = SlotPool(
+            banks,
+            setup.slots,
+            setup.staging,
+            top_k,
+            device,
+            resident=resident,
+            readable=setup.readable,
+            trace_steps=setup.trace_steps,
+            costs=setup.costs or DEFAULT_COSTS,
+        )
+        self.pool.set_cpu_share(CPU_SHARE[setup.strategy])
+        if resident:
+            for index, bank in banks.items():
+                self.pool.load_layer(index, bank)
+        if setup.uses_cpu:
+            self.mailbox = mailboxes.allocate(setup.decode_tokens, top_k, weights.hidden, weights.dtype, device)
+            self.lane = Lane([banks[index] for index in range(len(banks))], self.mailbox, setup.threads)
+        self._routes = {rows: RouteBuffers.allocate(rows, top_k, device) for rows in range(1, setup.decode_tokens + 1)}
+        widest = max(layer.layout.intermediate for layer in moes)
+        rows = setup.decode_tokens
+        self._scratch = torch.empty(rows * top_k * rows * widest, dtype=weights.dtype, device=device)
+
+    def decode(self, layer: DeviceMoe, buffers: DecodeBuffers) -> None:
+        """buffers.residual += the layer's output for it. Launches only."""
+        assert self.pool is not None
+        pool, residual, hidden = self.pool.tensors, buffers.residual, buffers.normalized
+        rows, index, bank = len(residual), layer.index, self._banks[layer.index]
+        projected, routes = buffers.projected(layer.projection.rows), self._routes[rows]
+        linear(
+            layer.projection.parts,
+            residual,
+            projected,
+            norm=(layer.norm.weight, layer.norm.epsilon),
+            act=hidden.dtype,
+            normalized=hidden,
+        )
+        with self._beside(self._shared):
+            _shared_expert(layer, projected, buffers)
+        route(
+            pool,
+            index,
+            projected[:, : layer.router_rows],
+            hidden,
+            layer.top_k,
+            layer.normalize,
+            routes,
+            self.mailbox,
+        )
+        fetch(pool, index, bank, routes)
+        self._admit(index, bank)
+        self._join(self._shared)
+        scratch = self._scratch[: rows * layer.top_k * rows * layer.layout.intermediate]
+        experts_decode(
+            layer.layout,
+            pool.blocks,
+            routes.chosen,
+            hidden,
+            scratch.view(rows * layer.top_k, rows, layer.layout.intermediate),
+            residual,
+        )
+        if self.mailbox is not None:
+            join(pool, index, self.mailbox, residual)
+
+    def prefill(self, layer: DeviceMoe, hidden: torch.Tensor, logits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """See prefill.PrefillExperts. One round's blocks cross the link while the round before is computed."""
+        assert self.pool is not None
+        pool, bank = self.pool.tensors, self._banks[layer.index]
+        routes = route_prefill(pool, layer.index, logits, layer.top_k, layer.normalize)
+        self._copies.follow()
+        for number in range(routes.rounds):
+            # Rounds take turns in two halves of the staging slots: the one before last is done with this half.
+            with self._copies.turn(number):
+                stage(pool, bank, routes, number)
+            order = order_routes(slots_for_round(routes, number))
+            experts_grouped(layer.layout, pool.blocks, order, hidden, routes.weights, out)
+            seed(pool, layer.index, routes, number)
+            self._copies.done(number)
+        return routes.gates
+
+    def end_layers(self) -> None:
+        """The cache is brought up to date while the head is computed."""
+        if self.pool is not None:
+            with self._beside(self._background):
+                end_step(self.pool.tensors)
+
+    def end_step(self) -> None:
+        """The step ends when the background's work has."""
+        self._join(self._background)
+
+    def stats(self) -> CacheStats | None:
+        """What was counted so far; waits for the device. None for a model without routed experts."""
+        return None if self.pool is None else self.pool.stats()
+
+    def wake(self) -> None:
+        """Before a step is launched."""
+        if self.lane is not None:
+            self.lane.wake()
+
+    def check(self) -> None:
+        """After a step. Raises FtError if the two lanes lost each other; the cache and the mailbox are then useless."""
+        wrong = None if self.mailbox is None else mailboxes.error_of(self.mailbox)
+        if wrong is not None:
+            raise FtError(wrong, "ft serve --moe-backend offload")
+
+    def close(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if self.lane is not None:
+            self.lane.close()
+
+    def _admit(self, index: int, bank: ExpertBank) -> None:
+        if self.mailbox is not None and self.pool is not None:
+            with self._beside(self._background):
+                admit(self.pool.tensors, index, bank)
+
+    @contextmanager
+    def _beside(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """On that stream, after what was launched so far; in program order where there is none."""
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+
+    def _join(self, stream: torch.cuda.Stream | None) -> None:
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+
+
+def _shared_expert(layer: DeviceMoe, projected: torch.Tensor, buffers: DecodeBuffers) -> None:
+    """buffers.residual += its output. Nobody else may write there meanwhile."""
+    if layer.shared_down is None:
+        return
+    gates = projected[:, layer.experts] if layer.gated else None
+    mixed = buffers.mixed(layer.shared_down.columns)
+    gated_swiglu_act(projected[:, layer.router_rows :], gates, mixed)
+    linear((layer.shared_down,), mixed, buffers.residual, act=mixed.dtype, add=True)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

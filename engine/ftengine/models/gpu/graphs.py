@@ -1,0 +1,81 @@
+"""Decode steps of every batch size: captured as CUDA graphs while warming up, replayed with one launch afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ftengine.core import Batch, CacheTensors
+from ftengine.kernels.triton.tuning import tuning
+from ftengine.models.gpu.decode_step import DecodeExperts, decode_step
+from ftengine.models.gpu.inputs import InputBuffers
+from ftengine.models.gpu.weights import DeviceWeights
+from ftengine.models.gpu.workspace import Workspace
+
+Progress = Callable[[str, float], None]
+STAGE = "compiling kernels"
+
+
+class DecodeSteps:
+    """Steps of up to `tokens` sequences. context: tokens of a sequence, in pages of `page_size`.
+
+    Without a graph for a batch, as under the interpreter, the same launches are made one by one.
+    """
+
+    def __init__(
+        self, weights: DeviceWeights, experts: DecodeExperts, tokens: int, context: int, page_size: int
+    ) -> None:
+        self.tokens = tokens
+        self._weights = weights
+        self._experts = experts
+        self._inputs = InputBuffers(tokens, -(-context // page_size), weights.device)
+        self._workspace = Workspace(weights, tokens, self._inputs.pages * page_size)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._captured: CacheTensors | None = None
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether every sequence has one token, there are few enough, and their pages fit."""
+        rows = len(batch.sequences)
+        fits = rows <= self.tokens and batch.page_table.shape[1] <= self._inputs.pages
+        return fits and len(batch.input_ids) == rows
+
+    def run(self, batch: Batch, cache: CacheTensors) -> torch.Tensor:
+        """Queues the step. Returns float32 logits [B, V] in a buffer that the next step overwrites."""
+        self._inputs.fill(batch)
+        return self.again(len(batch.sequences), cache)
+
+    def again(self, rows: int, cache: CacheTensors) -> torch.Tensor:
+        """`run` with the inputs that are there already; for measuring."""
+        graph = self._graphs.get(rows)
+        if graph is not None and cache is self._captured:
+            graph.replay()
+        else:
+            self._launch(rows, cache)
+        return self._workspace.of(rows).logits
+
+    def capture(self, cache: CacheTensors, progress: Progress) -> None:
+        """A graph for each number of sequences, over this cache; kernels are compiled and tuned before.
+
+        cache: as `allocate_cache` makes it for a device: its last page and slot are written.
+        """
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        pool = None
+        for done, rows in enumerate(range(self.tokens, 0, -1)):
+            progress(STAGE, done / self.tokens)
+            with torch.cuda.stream(stream):
+                self._inputs.fill_spare(rows, cache)
+                with tuning():
+                    self._launch(rows, cache)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                self._launch(rows, cache)
+            pool = graph.pool()
+            self._graphs[rows] = graph
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self._captured = cache
+
+    def _launch(self, rows: int, cache: CacheTensors) -> None:
+        decode_step(self._weights, cache, self._inputs.views(rows), self._workspace.of(rows), self._experts)

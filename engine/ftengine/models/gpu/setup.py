@@ -1,0 +1,41 @@
+"""What a loaded model is to be prepared for: the engine process works it out from the budget and the strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ftengine.experts.split import LaneCosts
+from ftengine.kernels.triton.buffers import DECODE_TOKENS
+
+Strategy = Literal["resident", "offload", "cpu", "hybrid"]
+
+
+@dataclass(frozen=True)
+class GpuSetup:
+    """strategy: where routed experts are computed in a decode step.
+
+    resident: every expert has a slot; offload: what has none is fetched; cpu: there are no slots, the CPU computes
+    all; hybrid: what has no slot is split between link and CPU. In a step with prefill the GPU computes all.
+    """
+
+    strategy: Strategy
+    max_running: int  # sequences
+    context: int  # tokens of a sequence
+    page_size: int
+    slots: int = 0  # experts that stay from step to step; of no meaning when resident
+    staging: int = 0  # experts that are there for one layer
+    threads: int = 1  # of the CPU's lane
+    trace_steps: int = 0  # of routing that can be recorded
+    readable: bool = True  # the GPU can read the experts in host memory: they are pinned
+    branches: bool = True  # the shared expert is computed beside the lookup
+    costs: LaneCosts | None = None  # of the two lanes at the same time, where they were measured
+
+    @property
+    def decode_tokens(self) -> int:
+        """Sequences of the largest decode step that has a graph."""
+        return min(self.max_running, DECODE_TOKENS)
+
+    @property
+    def uses_cpu(self) -> bool:
+        return self.strategy in ("cpu", "hybrid")

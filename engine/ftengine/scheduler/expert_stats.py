@@ -1,0 +1,138 @@
+"""What the GPU's cache of experts and its two lanes did: for /v1/stats and the log, and what of it is of no use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from ftengine.experts.counts import LayerCounts as Counts
+
+ENOUGH_STEPS = 256  # decode steps after which a feature that did nothing is told of
+
+
+class LaneCost(msgspec.Struct):
+    """What n experts of one layer take, as the split reckons: fixed_us + each_us * n, in microseconds."""
+
+    fixed_us: float
+    each_us: float
+
+
+class LayerCounts(msgspec.Struct):
+    """Of one MoE layer or of all, since start. Experts count once a step, however many rows use them."""
+
+    hits: int  # found in slots, in decode steps
+    misses: int  # not found: fetched or computed on the CPU
+    hit_rate: float  # 0..1; 1 where nothing was looked up
+    fetched: int  # over the link, and computed on the GPU
+    kept: int  # of the fetched, in a slot
+    cpu_experts: int
+    cpu_routes: int  # pairs of a row and an expert
+    admitted: int  # computed on the CPU, and copied into a slot in the background
+    staged: int  # over the link in steps with prefill
+    seeded: int  # of the staged, kept in a slot
+    link_bytes: int  # fetched, admitted and staged
+    cpu_bytes: int
+    cpu_wait_ms: float  # that the GPU waited for the CPU
+
+
+class ExpertStats(msgspec.Struct):
+    resident: bool  # every expert has a slot: nothing is looked up, so nothing is counted
+    slots: int
+    pool: int  # routed experts of the model
+    layer_count: int
+    decode_steps: int
+    total: LayerCounts
+    cpu_ms: float  # that the CPU's lane computed
+    link_cost: LaneCost
+    cpu_cost: LaneCost
+    cpu_share: float | None  # of the misses, where it is fixed; None: by the lanes' costs
+    background: float  # experts a layer and step that may be admitted in the background; 0: none
+    layers: list[LayerCounts] | None = None  # where they were asked for
+
+
+def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
+    """None for a model without such a cache. Waits for what the device is doing."""
+    experts = getattr(model, "experts", None)
+    pool = getattr(experts, "pool", None)
+    if experts is None or pool is None:
+        return None
+    from ftengine.kernels.triton import cachestate as at
+
+    found, control = pool.stats(), pool.tensors.control.tolist()
+    share = control[at.SHARE.value]
+    lane = experts.lane
+    return ExpertStats(
+        resident=pool.tensors.resident,
+        slots=pool.tensors.slots,
+        pool=pool.layers * pool.experts,
+        layer_count=pool.layers,
+        decode_steps=found.total.steps // pool.layers,
+        total=_counts(found.total),
+        cpu_ms=0.0 if lane is None else round(1e3 * lane.counts().seconds, 3),
+        link_cost=LaneCost(control[at.A_LINK.value], control[at.B_LINK.value]),
+        cpu_cost=LaneCost(control[at.A_CPU.value], control[at.B_CPU.value]),
+        cpu_share=None if share < 0 else share,
+        background=0.0 if lane is None else control[at.BUDGET.value],
+        layers=[_counts(layer) for layer in found.layers] if layers else None,
+    )
+
+
+def _counts(found: Counts) -> LayerCounts:
+    return LayerCounts(
+        hits=found.hits,
+        misses=found.misses,
+        hit_rate=round(found.hit_rate, 4),
+        fetched=found.fetched,
+        kept=found.kept,
+        cpu_experts=found.cpu_experts,
+        cpu_routes=found.cpu_routes,
+        admitted=found.admitted,
+        staged=found.staged,
+        seeded=found.seeded,
+        link_bytes=found.link_bytes,
+        cpu_bytes=found.cpu_bytes,
+        cpu_wait_ms=round(found.waited_ns / 1e6, 3),
+    )
+
+
+def describe(now: LayerCounts, before: LayerCounts | None, seconds: float) -> str:
+    """What happened since `before`, `seconds` ago, for the log. Empty if nothing did."""
+
+    def since(name: str) -> int:
+        return int(getattr(now, name) - (getattr(before, name) if before is not None else 0))
+
+    parts = []
+    if looked_up := since("hits") + since("misses"):
+        parts.append(f"experts {since('hits') / looked_up:.1%} in slots, {since('admitted')} admitted")
+    for lane, name in (("link", "link_bytes"), ("CPU", "cpu_bytes")):
+        if size := since(name):
+            parts.append(f"{lane} {size / seconds / 1e9:.2f} GB/s")
+    return ", ".join(parts)
+
+
+class Idleness:
+    """Notices features that are on and do nothing; tells of each once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def check(self, stats: ExpertStats) -> list[str]:
+        """Sentences for the log."""
+        if stats.resident or stats.decode_steps < ENOUGH_STEPS:
+            return []
+        total, found = stats.total, dict[str, str]()
+        several = total.misses >= ENOUGH_STEPS  # a few may all have gone the other way by chance
+        if stats.slots and not total.hits and total.misses:
+            found["cache"] = f"the cache of {stats.slots} experts is on, and none of {total.misses} was found there"
+        if stats.cpu_share != 0 and several and not total.cpu_experts:
+            found["cpu"] = f"experts may be computed on the CPU, and of {total.misses} missing ones none was"
+        if stats.background and stats.slots and total.cpu_experts >= ENOUGH_STEPS and not total.admitted:
+            found["background"] = (
+                f"experts may be copied to the GPU in the background, and of {total.cpu_experts} that the CPU "
+                "computed none was"
+            )
+        new = {name: sentence for name, sentence in found.items() if name not in self._told}
+        self._told.update(new)
+        return [f"{sentence}, in {stats.decode_steps} steps" for sentence in new.values()]

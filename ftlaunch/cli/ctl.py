@@ -1,0 +1,134 @@
+"""`ft ctl`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ftlaunch.cli.output import Output, duration, json_option
+
+if TYPE_CHECKING:
+    from ftlaunch.servers import ServerRecord
+
+COLUMNS = 80
+STATS_SECONDS = 5.0  # the front asks the engine for two, and a step may be under way
+
+LAYER_COLUMNS = ("LAYER", "HITS", "MISSES", "FETCH", "CPU", "ADMIT", "STAGED", "LINK GB", "CPU GB", "WAIT ms")
+
+
+@click.group()
+def command() -> None:
+    """Ask a running server."""
+
+
+@command.command("stats")
+@click.argument("which", metavar="[NAME|PORT]", required=False)
+@click.option("--layers", is_flag=True, help="One row for each layer of the expert cache.")
+@json_option
+def stats(which: str | None, layers: bool, as_json: bool) -> None:
+    """Show what a server has counted since its start.
+
+    NAME is a model's name or directory, PORT the port a server listens on. With neither, the only running server is
+    asked. --json prints the whole answer of /v1/stats (docs/api.md).
+    """
+    from ftengine.errors import FtError
+    from ftlaunch.servers.ask import ask
+    from ftlaunch.servers.health import log_hint
+
+    record = _one(which)
+    body = ask(record, "/v1/stats?layers=1" if layers else "/v1/stats", STATS_SECONDS)
+    if body is None or "version" not in body:
+        raise FtError(f"the server of {record.served_name} at {record.url} does not answer", log_hint(record))
+    output = Output(as_json)
+    if as_json or not layers:
+        output.result("\n".join(_lines(record, body)), body)
+        return
+    experts = (body.get("engine") or {}).get("experts") or {}
+    rows = [_layer(number, layer) for number, layer in enumerate(experts.get("layers") or [])]
+    output.table(LAYER_COLUMNS, rows, body, f"The server of {record.served_name} has no cache of experts on a GPU.")
+
+
+def _one(which: str | None) -> ServerRecord:
+    """Raises FtError when no single server is meant."""
+    from ftengine.errors import FtError
+    from ftlaunch.cli.which import servers_meant
+
+    next_step = "ft ctl stats NAME or ft ctl stats PORT"
+    meant = servers_meant(which, next_step)
+    if not meant:
+        raise FtError("no server runs", "ft serve --model demo")
+    if len(meant) > 1:
+        ports = ", ".join(str(record.port) for record in meant)
+        raise FtError(f"several servers of {which} run, on the ports {ports}", "ft ctl stats PORT")
+    return meant[0]
+
+
+def _lines(record: ServerRecord, body: dict[str, Any]) -> Iterator[str]:
+    tokens, restarts = body["tokens"], body["restarts"]
+    again = f", its engine was started again {restarts} times" if restarts else ""
+    yield f"{record.served_name} at {record.url}, up {duration(round(body['uptime_seconds']))}{again}"
+    answers = [f"{count:,} {name}" for name, count in body["answers"].items()]
+    yield _field("answers", f"{body['running']} running; so far {', '.join(answers) or 'none'}")
+    yield _field(
+        "tokens", f"{tokens['prompt']:,} of prompts ({tokens['cached']:,} cached), {tokens['output']:,} generated"
+    )
+    engine = body.get("engine")
+    if engine is None or "steps" not in engine:
+        yield _field("engine", "does not answer now")
+        return
+    requests, steps, cache = engine["requests"], engine["steps"], engine["cache"]
+    names = ("running", "waiting", "finished", "cancelled", "failed", "preempted")
+    yield _field("requests", ", ".join(f"{requests[name]:,} {name}" for name in names))
+    times = ", ".join(f"{name} {steps[f'{name}_ms']:.2f} ms" for name in ("p50", "p90", "p99"))
+    batch = f"{steps['mean_batch']:.2f} sequences each (at most {steps['largest_batch']})"
+    yield _field("steps", f"{steps['count']:,}, {batch}, {times}")
+    yield _field(
+        "KV pages",
+        f"{cache['pages_used']:,} used and {cache['pages_cached']:,} cached of {cache['pages_total']:,}, "
+        f"{cache['page_size']} tokens each",
+    )
+    if engine.get("experts"):
+        yield from _experts(engine["experts"])
+
+
+def _experts(experts: dict[str, Any]) -> Iterator[str]:
+    held = f"{experts['slots']:,} slots for {experts['pool']:,} experts of {experts['layer_count']} layers"
+    if experts["resident"]:
+        yield _field("experts", f"{held}; all are on the GPU, and nothing is looked up")
+        return
+    yield _field("experts", held)
+    total = experts["total"]
+    looked_up = total["hits"] + total["misses"]
+    yield _field("lookups", f"{looked_up:,} in {experts['decode_steps']:,} decode steps, {total['hit_rate']:.1%} hits")
+    yield _field(
+        "link",
+        f"{total['fetched']:,} fetched ({total['kept']:,} kept), {total['admitted']:,} admitted, {total['staged']:,} "
+        f"staged; {total['link_bytes'] / 1e9:,.1f} GB; n experts take {_cost(experts['link_cost'])}",
+    )
+    yield _field(
+        "CPU",
+        f"{total['cpu_experts']:,} experts, {total['cpu_routes']:,} routes, {total['cpu_bytes'] / 1e9:,.1f} GB in "
+        f"{experts['cpu_ms'] / 1e3:,.1f} s, {total['cpu_wait_ms'] / 1e3:,.1f} s waited for; "
+        f"n experts take {_cost(experts['cpu_cost'])}",
+    )
+
+
+def _field(name: str, text: str) -> str:
+    return textwrap.fill(text, COLUMNS, initial_indent=f"{name:<10}", subsequent_indent=" " * 10)
+
+
+def _cost(cost: dict[str, float]) -> str:
+    return f"{cost['fixed_us']:.0f} + {cost['each_us']:.0f}n us"
+
+
+def _layer(number: int, layer: dict[str, Any]) -> list[str]:
+    return [
+        str(number),
+        f"{layer['hit_rate']:.1%}",
+        *(str(layer[name]) for name in ("misses", "fetched", "cpu_experts", "admitted", "staged")),
+        *(f"{layer[name] / 1e9:.1f}" for name in ("link_bytes", "cpu_bytes")),
+        f"{layer['cpu_wait_ms']:.0f}",
+    ]

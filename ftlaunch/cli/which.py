@@ -1,0 +1,30 @@
+"""Which running servers a command means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ftlaunch.servers import ServerRecord
+
+
+def servers_meant(which: str | None, next_step: str) -> list[ServerRecord]:
+    """Those of that name, model directory or port; without it the only one, or none.
+
+    Raises FtError when nothing fits, or without `which` several do; `next_step` is then advised.
+    """
+    from ftengine.errors import FtError
+    from ftlaunch.servers import running
+    from ftlaunch.store import canonical
+
+    records = running()
+    if which is None and len(records) <= 1:
+        return records
+    known = ", ".join(f"{record.served_name} (port {record.port})" for record in records) or "none"
+    if which is None:
+        raise FtError(f"several servers run: {known}", next_step)
+    names = {which, canonical(which)}
+    meant = [r for r in records if str(r.port) == which or r.served_name in names or r.model in names]
+    if not meant:
+        raise FtError(f"no server of {which} runs (running: {known})", "ft ps")
+    return meant

@@ -1,0 +1,133 @@
+"""`ft ctl`: against real servers, and in its form against the engine's own structs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ftengine.scheduler.expert_stats import ExpertStats, LaneCost, LayerCounts
+from ftengine.scheduler.stats import CacheCounts, EngineStats, RequestCounts, StepCounts, TokenCounts
+from ftlaunch.cli import ctl, main
+from ftlaunch.servers import ServerRecord, running, start_background, stop, wait_ready
+from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
+
+LAYER = LayerCounts(
+    1234567, 234567, 0.8404, 123456, 4567, 111111, 123456, 2345, 56789, 1234, 345 * 10**9, 196 * 10**9, 5432.1
+)
+EXPERTS = ExpertStats(
+    resident=False, slots=2560, pool=10240, layer_count=40, decode_steps=123456, total=LAYER, cpu_ms=61234.5,
+    link_cost=LaneCost(3.2, 35.1), cpu_cost=LaneCost(8.0, 26.4), cpu_share=None, background=1.0, layers=[LAYER] * 40,
+)  # fmt: skip
+RECORD = ServerRecord("id", 1, "127.0.0.1", 1919, "demo", "demo", None, 0.0, None, None)
+
+
+def answer(experts: ExpertStats | None) -> dict:
+    """Of /v1/stats, with large numbers."""
+    engine = EngineStats(
+        version=1,
+        uptime_s=86400.0,
+        requests=RequestCounts(8, 123, 45678, 1234, 56, 789),
+        tokens=TokenCounts(1, 2, 3, 4),
+        steps=StepCounts(12345678, 1.234, 8, 2048, 2.345, 3.456, 123.456),
+        cache=CacheCounts(16, 123456, 12345, 12345),
+        experts=experts,
+    )
+    return {
+        "version": 1,
+        "uptime_seconds": 93784.5,
+        "running": 8,
+        "answers": {"messages": 12345, "chat": 1234, "completions": 123, "responses": 12345},
+        "tokens": {"prompt": 123456789, "cached": 112345678, "output": 2345678},
+        "restarts": 3,
+        "engine": msgspec.to_builtins(engine),
+    }
+
+
+@pytest.fixture
+def home(ft_home: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in scripted_environment(ft_home).items():
+        monkeypatch.setenv(name, value)
+    yield ft_home
+    for record in running():
+        stop(record, patience=1.0)
+
+
+def test_a_running_server_is_asked(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = start_background(str(SCRIPTED_CHECKPOINT))
+    wait_ready(record)
+    capsys.readouterr()
+    assert main(["ctl", "stats"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{record.served_name} at {record.url}, up ")
+    assert "\nrequests  0 running, 0 waiting" in text
+    assert main(["ctl", "stats", str(record.port), "--layers"]) == 0
+    assert "has no cache of experts on a GPU" in capsys.readouterr().err
+    assert main(["ctl", "stats", record.served_name, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["engine"]["requests"]["running"] == 0
+    assert body["engine"]["experts"] is None
+
+
+def test_numbers_fit_into_80_columns() -> None:
+    for experts in (EXPERTS, msgspec.structs.replace(EXPERTS, resident=True), None):
+        lines = "\n".join(ctl._lines(RECORD, answer(experts))).splitlines()
+        assert max(map(len, lines)) <= 80, max(lines, key=len)
+    text = " ".join(" ".join(ctl._lines(RECORD, answer(EXPERTS))).split())
+    assert "up 26h03m, its engine was started again 3 times" in text
+    assert "2,560 slots for 10,240 experts of 40 layers" in text
+    assert "1,469,134 in 123,456 decode steps, 84.0% hits" in text
+    assert "345.0 GB; n experts take 3 + 35n us" in text
+
+
+def test_a_row_a_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is asked for, and that rows are no wider than the terminal."""
+    asked: list[str] = []
+
+    def ask(record: ServerRecord, path: str, timeout: float) -> dict:
+        asked.append(path)
+        return answer(EXPERTS)
+
+    monkeypatch.setattr("ftlaunch.servers.ask.ask", ask)
+    monkeypatch.setattr("ftlaunch.servers.running", lambda: [RECORD])
+    assert main(["ctl", "stats", "--layers"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split("\t") == list(ctl.LAYER_COLUMNS)
+    assert rows[0].split("\t") == [
+        "0",
+        "84.0%",
+        "234567",
+        "123456",
+        "111111",
+        "2345",
+        "56789",
+        "345.0",
+        "196.0",
+        "5432",
+    ]
+    assert len(rows) == 40
+    widths = [
+        max(map(len, column)) for column in zip(ctl.LAYER_COLUMNS, *(row.split("\t") for row in rows), strict=True)
+    ]
+    assert sum(widths) + 2 * (len(widths) - 1) <= 80
+    assert asked == ["/v1/stats?layers=1"]
+
+
+def test_an_engine_that_is_loading() -> None:
+    body = {**answer(None), "engine": None}
+    assert list(ctl._lines(RECORD, body))[-1] == "engine    does not answer now"
+
+
+def test_which_server_is_meant(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    other = ServerRecord("other", 2, "127.0.0.1", 1920, "demo", "demo", None, 0.0, None, None)
+    monkeypatch.setattr("ftlaunch.servers.running", lambda: [RECORD, other])
+    assert main(["ctl", "stats"]) == 1
+    assert "several servers run: demo (port 1919), demo (port 1920)" in capsys.readouterr().err
+    assert main(["ctl", "stats", "demo"]) == 1
+    assert "on the ports 1919, 1920\nTry:   ft ctl stats PORT" in capsys.readouterr().err
+    assert main(["ctl", "stats", "1920"]) == 1
+    assert "the server of demo at http://127.0.0.1:1920 does not answer" in capsys.readouterr().err
+    assert main(["ctl", "stats", "nothing"]) == 1
+    assert "no server of nothing runs" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""What `ft serve` is told reaches the engine's configuration, and a server in the background is told the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+import pytest
+
+from ftengine.config import EngineConfig
+from ftlaunch.cli import main
+from ftlaunch.cli.sizes import size
+from ftlaunch.servers.options import ServeOptions
+from tests.support.serving import SCRIPTED_CHECKPOINT
+
+GIVEN = ServeOptions(
+    model=str(SCRIPTED_CHECKPOINT),
+    host="::1",
+    port=7,
+    served_model_name="a b",
+    context=400,
+    max_running_requests=3,
+    max_output_tokens=9,
+    max_prefill_length=512,
+    dtype="bfloat16",
+    threads=2,
+    device="cuda",
+    memory_ratio=0.75,
+    kv_tokens=4096,
+    cache_device=1 << 30,
+    moe_backend="hybrid",
+    moe_cache_rate=0.125,
+    moe_cpu_threads=5,
+    background="id",
+    leased=True,
+)
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch):
+    """Runs `ft serve` with arguments and returns the options that it would serve."""
+    served: list[ServeOptions] = []
+    monkeypatch.setattr("ftlaunch.servers.serve.serve", served.append)
+
+    def parse(arguments: list[str]) -> ServeOptions:
+        assert main(["serve", *arguments]) == 0
+        return served.pop()
+
+    return parse
+
+
+def test_a_background_server_is_told_the_same(parsed) -> None:
+    """Every field differs from its default but the key, which is not said there, and two sizes of the cache."""
+    unsaid = {"api_key", "moe_cache_size", "moe_cache_mem"}
+    for field in dataclasses.fields(ServeOptions):
+        assert field.name in unsaid or getattr(GIVEN, field.name) != field.default, field.name
+    assert parsed(GIVEN.arguments()) == GIVEN
+
+
+@pytest.mark.parametrize("other", [{"moe_cache_size": 40}, {"moe_cache_mem": 123456789}, {"moe_cache_size": 0}])
+def test_so_are_the_other_sizes_of_the_cache(parsed, other: dict) -> None:
+    options = dataclasses.replace(GIVEN, moe_cache_rate=None, **other)
+    assert parsed(options.arguments()) == options
+
+
+def test_the_key_is_not_among_the_arguments() -> None:
+    assert "secret" not in " ".join(dataclasses.replace(GIVEN, api_key="secret").arguments())
+
+
+def test_the_engines_configuration_has_all_of_it(ft_home: Path) -> None:
+    from ftlaunch.servers import serve
+
+    record = serve._record(GIVEN, SCRIPTED_CHECKPOINT, 7)
+    engine = serve._settings(GIVEN, record, SCRIPTED_CHECKPOINT).engine
+    assert engine == EngineConfig(
+        model_dir=str(SCRIPTED_CHECKPOINT),
+        dtype="bfloat16",
+        device="cuda",
+        context=400,
+        max_running_requests=3,
+        kv_tokens=4096,
+        prefill_chunk=512,
+        threads=2,
+        memory_ratio=0.75,
+        cache_device=1 << 30,
+        moe_backend="hybrid",
+        moe_cache_rate=0.125,
+        moe_cpu_threads=5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("123456", 123456),
+        ("800MB", 800_000_000),
+        ("800m", 800_000_000),
+        ("6GiB", 6 << 30),
+        ("6 gib", 6 << 30),
+        ("1.5GiB", 3 << 29),
+        ("0.5k", 500),
+        ("2TiB", 2 << 40),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "-1", "six", "1e9", "1.GB", "5iB", "5XB", "1_000", "٣", "9" * 30, "nan", "1,5GB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a number of bytes"):
+        size(text)

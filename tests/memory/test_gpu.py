@@ -1,0 +1,144 @@
+"""The driver is asked in a child process: against a driver of our own, which answers, refuses, hangs or crashes."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ftengine.config import EngineConfig
+from ftengine.errors import ConfigError
+from ftengine.memory import gpu
+from ftengine.memory.gpu import Gpu, NoGpu, choose_device, probe, refuse_without_gpu, within
+
+GIB = 1 << 30
+CARD = Gpu("Fake 4060", (8, 9), 8 * GIB, 7 * GIB, 13000, 1)
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a libcuda.so.1."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "g++", "c++"))), None)
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).with_name("fake_driver.c")
+    subprocess.run([compiler, "-xc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source], check=True)
+    return folder
+
+
+@pytest.fixture
+def driver(fake_driver: Path, monkeypatch: pytest.MonkeyPatch):
+    """Sets what the driver does."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
+    return lambda word: monkeypatch.setenv("FAKE_DRIVER", word)
+
+
+def test_what_a_driver_says_of_its_first_gpu(driver) -> None:
+    driver("answers")
+    assert probe() == Gpu("Fake 4060", (8, 9), 8 * GIB, 7 * GIB, 13000, 2)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("mismatch", "the NVIDIA driver fails: cuInit: system has unsupported display driver"),
+        ("none", "the NVIDIA driver shows no GPU here"),
+        ("hidden", "the NVIDIA driver shows no GPU here"),
+        ("full", "the NVIDIA driver fails: cuDevicePrimaryCtxRetain: out of memory (2)"),
+        ("crashes", "the NVIDIA driver ended the program that asked it (status -6)"),
+        ("garbles", "the NVIDIA driver gives no sensible answer"),
+    ],
+)
+def test_a_driver_that_is_out_of_order(driver, word: str, reason: str) -> None:
+    driver(word)
+    found = probe()
+    assert isinstance(found, NoGpu)
+    assert found.reason.startswith(reason)
+
+
+def test_a_driver_that_does_not_answer_is_left(driver) -> None:
+    driver("hangs")
+    began = time.monotonic()
+    found = probe(0.5)
+    assert time.monotonic() - began < 3
+    assert isinstance(found, NoGpu)
+    assert "does not answer within 0.5 s" in found.reason
+    for thread in threading.enumerate():
+        if thread.name == "reap-driver":
+            thread.join(10)
+            assert not thread.is_alive(), "the child that hangs was not ended"
+
+
+def test_a_machine_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the driver's name that is no library: nothing can be loaded, wherever the real one lies."""
+    (tmp_path / "libcuda.so.1").write_text("")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert probe() == NoGpu("no NVIDIA driver is installed (libcuda.so.1 is not found)")
+
+
+CHOICES = [
+    # asked, found, torch's CUDA, device, reason
+    ("auto", CARD, "13.0", "cuda", "Fake 4060, 7.00 GiB of 8.00 GiB free"),
+    ("cuda", CARD, "13.0", "cuda", "Fake 4060, 7.00 GiB of 8.00 GiB free"),
+    ("auto", NoGpu("no driver"), "13.0", "cpu", "no driver"),
+    ("auto", CARD, None, "cpu", "the PyTorch that is installed is built without CUDA"),
+    ("cpu", CARD, "13.0", "cpu", "asked for"),
+    ("cpu", NoGpu("no driver"), None, "cpu", "asked for"),
+]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton for this system")
+@pytest.mark.parametrize(("asked", "found", "cuda", "device", "reason"), CHOICES)
+def test_the_device(asked: str, found: Gpu | NoGpu, cuda: str | None, device: str, reason: str) -> None:
+    chosen = choose_device(asked, found, cuda)
+    assert (chosen.value, chosen.reason) == (device, reason)
+
+
+def test_an_old_gpu_is_not_used(driver) -> None:
+    driver("old")
+    chosen = choose_device("auto", probe(), "13.0")
+    assert chosen.value == "cpu"
+    assert chosen.reason == "the Fake 4060 has compute capability 7.5, 8.0 is needed"
+
+
+def test_without_triton_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    assert "Triton" in choose_device("auto", CARD, "13.0").reason
+
+
+def test_a_gpu_that_is_asked_for_and_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="no GPU here: no driver") as error:
+        choose_device("cuda", NoGpu("no driver"), "13.0")
+    assert error.value.next_step == "ft serve --device cpu"
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"moe_backend": "hybrid"}, "--moe-backend hybrid"),
+        ({"moe_cache_size": 5}, "--moe-cache-size"),
+        ({"moe_cache_rate": 0.5}, "--moe-cache-rate"),
+        ({"cache_device": 0}, "--cache-device"),
+        ({"memory_ratio": 0.5}, "--memory-ratio"),
+    ],
+)
+def test_settings_that_only_a_gpu_gives_a_meaning_to(values: dict, names: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{names} needs a GPU, and no GPU is used here: no driver$"):
+        refuse_without_gpu(EngineConfig("x", **values), "no driver")
+    refuse_without_gpu(EngineConfig("x", moe_backend="cpu"), "no driver")
+
+
+def test_a_call_that_takes_too_long_is_an_error() -> None:
+    assert within(5, lambda: 3, "counting") == 3
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 // 0, "dividing")
+    forever = threading.Event()
+    with pytest.raises(ConfigError, match=r"starting CUDA takes over 0\.1 s"):
+        within(0.1, forever.wait, "starting CUDA")
+    forever.set()

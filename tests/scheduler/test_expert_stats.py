@@ -1,0 +1,86 @@
+"""What the log says of the expert cache, and what it warns of. That numbers are read right: tests/gpu."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ftengine.scheduler.expert_stats import ENOUGH_STEPS, ExpertStats, Idleness, LaneCost, LayerCounts, describe
+from ftengine.scheduler.stats import CacheCounts, EngineStats, RequestCounts, StepCounts, TokenCounts
+from tests.scheduler.spawn import ROOT
+
+ZERO = LayerCounts(**dict.fromkeys(LayerCounts.__struct_fields__, 0))
+
+
+def counts(**values) -> LayerCounts:
+    return msgspec.structs.replace(ZERO, **values)
+
+
+def stats(total: LayerCounts, **values) -> ExpertStats:
+    usual = {
+        "resident": False,
+        "slots": 10,
+        "pool": 64,
+        "layer_count": 2,
+        "decode_steps": ENOUGH_STEPS,
+        "total": total,
+        "cpu_ms": 0.0,
+        "link_cost": LaneCost(3.0, 35.0),
+        "cpu_cost": LaneCost(8.0, 26.0),
+        "cpu_share": None,
+        "background": 1.0,
+    }
+    return ExpertStats(**{**usual, **values})
+
+
+WELL = counts(hits=900, misses=600, fetched=300, cpu_experts=300, cpu_routes=310, admitted=20)
+
+IDLE = [
+    (stats(WELL), []),
+    (stats(msgspec.structs.replace(WELL, hits=0)), ["the cache of 10 experts is on"]),
+    (stats(msgspec.structs.replace(WELL, hits=0), decode_steps=ENOUGH_STEPS - 1), []),
+    (stats(msgspec.structs.replace(WELL, hits=0), slots=0), []),
+    (stats(msgspec.structs.replace(WELL, admitted=0)), ["may be copied to the GPU in the background"]),
+    (stats(msgspec.structs.replace(WELL, admitted=0), background=0.0), []),
+    (stats(msgspec.structs.replace(WELL, cpu_experts=0, admitted=0)), ["may be computed on the CPU"]),
+    (stats(msgspec.structs.replace(WELL, cpu_experts=0, admitted=0), cpu_share=0.0), []),
+    (stats(counts(misses=600)), ["the cache of 10 experts is on", "may be computed on the CPU"]),
+    (stats(ZERO, resident=True), []),
+    (stats(ZERO), []),
+]
+
+
+@pytest.mark.parametrize(("found", "said"), IDLE, ids=range(len(IDLE)))
+def test_what_is_on_and_does_nothing_is_told_once(found: ExpertStats, said: list[str]) -> None:
+    idleness = Idleness()
+    sentences = idleness.check(found)
+    assert len(sentences) == len(said)
+    for sentence, part in zip(sentences, said, strict=True):
+        assert part in sentence
+    assert idleness.check(found) == []
+
+
+def test_the_log_tells_of_what_happened_since_the_last_line() -> None:
+    before = counts(hits=100, misses=100, admitted=5, link_bytes=10**9, cpu_bytes=3 * 10**9)
+    now = counts(hits=400, misses=200, admitted=7, link_bytes=3 * 10**9, cpu_bytes=3 * 10**9)
+    assert describe(now, before, 2.0) == "experts 75.0% in slots, 2 admitted, link 1.00 GB/s"
+    assert describe(now, None, 1.0) == "experts 66.7% in slots, 7 admitted, link 3.00 GB/s, CPU 3.00 GB/s"
+    assert describe(now, now, 1.0) == ""
+
+
+def test_every_number_is_documented() -> None:
+    """docs/api.md against the structs that /v1/stats is made of."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    _, _, documented = text.partition("## `GET /v1/stats`")
+    for struct in (
+        EngineStats,
+        RequestCounts,
+        TokenCounts,
+        StepCounts,
+        CacheCounts,
+        ExpertStats,
+        LaneCost,
+        LayerCounts,
+    ):
+        for name in struct.__struct_fields__:
+            assert f"`{name}`" in documented, f"{struct.__name__}.{name}"
