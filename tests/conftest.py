@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 # Two workers on two cores: more threads would spend their time waiting for each other. Read by torch when it is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
+# Without a CUDA device kernels run in Triton's interpreter, on CPU tensors: as exact, and slow. Read when triton is
+# imported, here and in the processes that tests start.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 CACHE = Path(__file__).resolve().parents[1] / ".cache"  # ignored by git; safe to remove
+
+
+class ReferenceInTorch(MetaPathFinder):
+    """transformers is the reference, on the CPU: its models compute in torch, whatever else is installed.
+
+    Where fla-core is, they would launch its Triton kernels on CPU tensors too. Which it will be is decided while a
+    model's module is loaded; until that is done, fla cannot be imported. The engine's own use of it is not touched.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not (name.startswith("transformers.models.") and ".modeling_" in name):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def without_fla(module: ModuleType) -> None:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setitem(sys.modules, "fla", None)
+                    execute(module)
+
+            spec.loader.exec_module = without_fla
+        return spec
+
+
+sys.meta_path.insert(0, ReferenceInTorch())
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where kernels run."""
+    pytest.importorskip("triton", reason="there is no Triton for this system")
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from ftengine.core import FinishReason, Request
 
 MAX_FRAME = 256 << 20
 HEADER = struct.Struct("<I")
+MOST_TRACE_STEPS = 4096  # a recording of 100 layers then takes 60 MB, in one frame
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say, as in OpenAI's API
 
 
@@ -32,11 +33,24 @@ class AskStats(msgspec.Struct, tag=True, frozen=True):
     layers: bool = False  # with the numbers of each layer of the expert cache
 
 
+class Trace(msgspec.Struct, tag=True, frozen=True):
+    """Record the routing of the next `steps` decode steps. Answered by one Traced with this id."""
+
+    id: int
+    steps: int
+
+
+class StopTrace(msgspec.Struct, tag=True, frozen=True):
+    """Nobody waits for that recording any more. Not answered; ids not known are ignored."""
+
+    id: int
+
+
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
-ToEngine = Submit | Cancel | AskStats | Shutdown
+ToEngine = Submit | Cancel | AskStats | Trace | StopTrace | Shutdown
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -96,7 +110,15 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
     values: dict[str, Any]
 
 
-ToFront = Loading | Ready | Output | Failed | Fatal | Stats
+class Traced(msgspec.Struct, tag=True, frozen=True):
+    """data: an .npz file (experts/trace.py). Without one, `refusal` says why."""
+
+    id: int
+    data: bytes = b""
+    refusal: str = ""
+
+
+ToFront = Loading | Ready | Output | Failed | Fatal | Stats | Traced
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftlaunch.cli.output import Output, json_option
+from ftlaunch.cli.sizes import Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "q8_0", "q4_0")
 POLICIES = ("lru", "aged", "belady")
+MOST_STEPS = 4096  # ftengine.wire.MOST_TRACE_STEPS, which is slower to import
 SLOTS = (5.0, 10.0, 25.0, 37.0, 50.0)
 
 
@@ -101,12 +103,68 @@ def _model_result(found: WholeModel) -> tuple[str, dict[str, Any]]:
     return "\n".join(lines), asdict(found)
 
 
-@command.command("trace")
+class _ReplayByDefault(click.Group):
+    """`trace FILE.npz` is `trace replay FILE.npz`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["replay", *args]
+        return super().parse_args(ctx, args)
+
+
+@command.group("trace", cls=_ReplayByDefault)
+def trace() -> None:
+    """Record and replay which experts a model uses.
+
+    `ft bench trace FILE.npz` replays, too.
+    """
+
+
+@trace.command("record")
+@click.argument("which", metavar="[NAME|PORT]", required=False)
+@click.option(
+    "--steps", type=click.IntRange(1, MOST_STEPS), metavar="N", default=512, show_default=True, help="Decode steps."
+)
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.npz", required=True, help="A new file."
+)
+@json_option
+def record(which: str | None, steps: int, out: Path, as_json: bool) -> None:
+    """Record the routing of a running server on a GPU.
+
+    NAME is a model's name or directory, PORT the port a server listens on. With neither, the only running server is
+    meant. Takes its next N decode steps, steps without a prompt in them: send it requests meanwhile. Of a batch, the
+    first sequence is recorded: the experts chosen, the next best, and their probabilities. No text, no tokens.
+    """
+    from ftengine.errors import FtError
+    from ftengine.experts.trace import store_trace
+    from ftlaunch.cli.which import server_meant
+    from ftlaunch.servers.ask import fetch
+    from ftlaunch.servers.health import log_hint
+
+    output = Output(as_json)
+    server = server_meant(which, "ft bench trace record")
+    again = "ft bench trace record --out ANOTHER.npz"
+    if out.exists():
+        raise FtError(f"{out} is there already", again)
+    if not out.absolute().parent.is_dir():
+        raise FtError(f"there is no folder {out.absolute().parent}", again)
+    output.say(f"Recording {steps} decode steps of {server.served_name} at {server.url}; send it requests.")
+    data = fetch(server, "/v1/trace", {"steps": steps}, log_hint(server))
+    try:
+        recorded = store_trace(out, data)
+    except OSError as error:
+        raise FtError(f"{out} cannot be written: {error.strerror or error}", again) from error
+    output.result(f"{out}: {_shape(recorded)}", {"file": str(out), **_numbers(recorded)})
+    output.say(f"Next:  ft bench trace {out}")
+
+
+@trace.command("replay")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.npz")
 @click.option(
     "--slots",
     "percents",
-    type=click.FloatRange(0, 100),
+    type=Share(0, 100),
     multiple=True,
     metavar="PERCENT",
     help="Slots, in percent of all experts; may be given again.  [default: 5 10 25 37 50]",
@@ -115,7 +173,7 @@ def _model_result(found: WholeModel) -> tuple[str, dict[str, Any]]:
     "--policy", "policies", type=click.Choice(POLICIES), multiple=True, help="May be given again.  [default: all]"
 )
 @json_option
-def trace(file: Path, percents: tuple[float, ...], policies: tuple[str, ...], as_json: bool) -> None:
+def replay_file(file: Path, percents: tuple[float, ...], policies: tuple[str, ...], as_json: bool) -> None:
     """Replay recorded routing through caches of experts.
 
     FILE.npz holds which experts a model's routers chose, step by step. Prints how many of them a cache would have
@@ -123,10 +181,13 @@ def trace(file: Path, percents: tuple[float, ...], policies: tuple[str, ...], as
     of the scores that the engine keeps, "belady" what is needed furthest in the future, which no rule can beat.
     Every missing expert is taken in. The first quarter of the steps fills the cache and is not counted.
     """
+    from ftengine.errors import FtError
     from ftengine.experts.replay import replay
     from ftengine.experts.trace import load_trace
 
     output = Output(as_json)
+    if not file.is_file():
+        raise FtError(f"{file} is not a file, but a device or a pipe", "ft bench trace --help")
     recorded = load_trace(file)
     sizes = [round(percent / 100 * recorded.layers * recorded.experts) for percent in percents or SLOTS]
     rules = policies or POLICIES
@@ -142,20 +203,13 @@ def trace(file: Path, percents: tuple[float, ...], policies: tuple[str, ...], as
 def _show_trace(output: Output, recorded: Trace, rules: Sequence[str], found: list[list[Replayed]]) -> None:
     pool = recorded.layers * recorded.experts
     if not output.as_json:
-        output.result(
-            f"{recorded.steps} steps, {recorded.layers} layers, {recorded.top_k} of {recorded.experts} experts each; "
-            "found in slots:",
-            None,
-        )
+        output.result(f"{_shape(recorded)}; found in slots:", None)
     rows = [
         [str(row[0].slots), f"{row[0].slots / pool:.0%}", *(f"{result.hit_rate:.1%}" for result in row)]
         for row in found
     ]
     data = {
-        "steps": recorded.steps,
-        "layers": recorded.layers,
-        "experts": recorded.experts,
-        "top_k": recorded.top_k,
+        **_numbers(recorded),
         "results": [
             {"policy": result.policy, "slots": result.slots, "share": result.slots / pool, "hit_rate": result.hit_rate}
             for row in found
@@ -163,3 +217,11 @@ def _show_trace(output: Output, recorded: Trace, rules: Sequence[str], found: li
         ],
     }
     output.table(("slots", "of all", *rules), rows, data, "")
+
+
+def _shape(recorded: Trace) -> str:
+    return f"{recorded.steps} steps, {recorded.layers} layers, {recorded.top_k} of {recorded.experts} experts each"
+
+
+def _numbers(recorded: Trace) -> dict[str, int]:
+    return {name: getattr(recorded, name) for name in ("steps", "layers", "experts", "top_k")}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COLUMNS = 80
 STATS_SECONDS = 5.0  # the front asks the engine for two, and a step may be under way
 
+RESIDENT = "resident: every expert has a slot, so nothing is looked up and nothing is counted"
 LAYER_COLUMNS = ("LAYER", "HITS", "MISSES", "FETCH", "CPU", "ADMIT", "STAGED", "LINK GB", "CPU GB", "WAIT ms")
 
 
@@ -35,40 +36,40 @@ def stats(which: str | None, layers: bool, as_json: bool) -> None:
     asked. --json prints the whole answer of /v1/stats (docs/api.md).
     """
     from ftengine.errors import FtError
+    from ftlaunch.cli.which import server_meant
     from ftlaunch.servers.ask import ask
     from ftlaunch.servers.health import log_hint
 
-    record = _one(which)
+    record = server_meant(which, "ft ctl stats")
     body = ask(record, "/v1/stats?layers=1" if layers else "/v1/stats", STATS_SECONDS)
     if body is None or "version" not in body:
         raise FtError(f"the server of {record.served_name} at {record.url} does not answer", log_hint(record))
     output = Output(as_json)
-    if as_json or not layers:
+    if as_json:
+        output.result("", body)
+        return
+    try:
+        _show(output, record, body, layers)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        reason = f"what answers at {record.url} does not tell what this version of ft reads ({error!r})"
+        raise FtError(reason, f"ft ctl stats {record.port} --json") from error
+
+
+def _show(output: Output, record: ServerRecord, body: dict[str, Any], layers: bool) -> None:
+    if not layers:
         output.result("\n".join(_lines(record, body)), body)
         return
     experts = (body.get("engine") or {}).get("experts") or {}
-    rows = [_layer(number, layer) for number, layer in enumerate(experts.get("layers") or [])]
-    output.table(LAYER_COLUMNS, rows, body, f"The server of {record.served_name} has no cache of experts on a GPU.")
-
-
-def _one(which: str | None) -> ServerRecord:
-    """Raises FtError when no single server is meant."""
-    from ftengine.errors import FtError
-    from ftlaunch.cli.which import servers_meant
-
-    next_step = "ft ctl stats NAME or ft ctl stats PORT"
-    meant = servers_meant(which, next_step)
-    if not meant:
-        raise FtError("no server runs", "ft serve --model demo")
-    if len(meant) > 1:
-        ports = ", ".join(str(record.port) for record in meant)
-        raise FtError(f"several servers of {which} run, on the ports {ports}", "ft ctl stats PORT")
-    return meant[0]
+    counted = [] if experts.get("resident") else experts.get("layers") or []
+    nothing = f"The server of {record.served_name} has no cache of experts on a GPU."
+    if experts.get("resident"):
+        nothing = f"The server of {record.served_name} is {RESIDENT}."
+    output.table(LAYER_COLUMNS, [_layer(number, layer) for number, layer in enumerate(counted)], body, nothing)
 
 
 def _lines(record: ServerRecord, body: dict[str, Any]) -> Iterator[str]:
     tokens, restarts = body["tokens"], body["restarts"]
-    again = f", its engine was started again {restarts} times" if restarts else ""
+    again = f", its engine was started again {restarts} time{'s' * (restarts > 1)}" if restarts else ""
     yield f"{record.served_name} at {record.url}, up {duration(round(body['uptime_seconds']))}{again}"
     answers = [f"{count:,} {name}" for name, count in body["answers"].items()]
     yield _field("answers", f"{body['running']} running; so far {', '.join(answers) or 'none'}")
@@ -91,22 +92,28 @@ def _lines(record: ServerRecord, body: dict[str, Any]) -> Iterator[str]:
         f"{cache['page_size']} tokens each",
     )
     if engine.get("experts"):
-        yield from _experts(engine["experts"])
+        yield from _experts(engine["experts"], (body.get("facts") or {}).get("moe_backend"))
 
 
-def _experts(experts: dict[str, Any]) -> Iterator[str]:
+def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterator[str]:
+    """strategy: what was chosen for experts without a slot, and why."""
     held = f"{experts['slots']:,} slots for {experts['pool']:,} experts of {experts['layer_count']} layers"
     if experts["resident"]:
-        yield _field("experts", f"{held}; all are on the GPU, and nothing is looked up")
+        yield _field("experts", f"{RESIDENT} ({held})")
+    else:
+        yield _field("experts", held)
+    if strategy is not None:
+        yield _field("strategy", f"{strategy['value']} ({strategy['reason']})")
+    if experts["resident"]:
         return
-    yield _field("experts", held)
     total = experts["total"]
     looked_up = total["hits"] + total["misses"]
     yield _field("lookups", f"{looked_up:,} in {experts['decode_steps']:,} decode steps, {total['hit_rate']:.1%} hits")
     yield _field(
         "link",
         f"{total['fetched']:,} fetched ({total['kept']:,} kept), {total['admitted']:,} admitted, {total['staged']:,} "
-        f"staged; {total['link_bytes'] / 1e9:,.1f} GB; n experts take {_cost(experts['link_cost'])}",
+        f"staged; {total['link_bytes'] / 1e9:,.1f} GB in {experts['link_ms'] / 1e3:,.1f} s; "
+        f"n experts take {_cost(experts['link_cost'])}",
     )
     yield _field(
         "CPU",

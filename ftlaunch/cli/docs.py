@@ -30,11 +30,18 @@ def _pages() -> Iterator[tuple[str, str]]:
         command = ft.get_command(root, name)
         assert command is not None
         context = _context(command, name, root)
-        yield f"ft {name}", command.get_help(context)
-        for inner in command.list_commands(context) if isinstance(command, click.Group) else ():
-            part = command.get_command(context, inner)
-            assert part is not None
-            yield f"ft {name} {inner}", part.get_help(_context(part, inner, context))
+        yield from _of(command, context)
+
+
+def _of(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """A command's own page, and those of the commands in it."""
+    yield context.command_path, command.get_help(context)
+    if not isinstance(command, click.Group):
+        return
+    for name in command.list_commands(context):
+        part = command.get_command(context, name)
+        assert part is not None
+        yield from _of(part, _context(part, name, context))
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:

@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
-from ftlaunch.cli.sizes import size
+from ftlaunch.cli.sizes import MOST, Share, size
 from ftlaunch.servers.options import DEFAULT_HOST, DEFAULT_PORT, ServeOptions
 
-AT_LEAST_ONE = click.IntRange(min=1)
-NOT_NEGATIVE = click.IntRange(min=0)
+AT_LEAST_ONE = click.IntRange(1, MOST)
+NOT_NEGATIVE = click.IntRange(0, MOST)
+THREADS = click.IntRange(1, 4096)
 CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 
 
@@ -66,7 +67,7 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
     show_default=True,
     help="Type that weights are kept and computed in.",
 )
-@click.option("--threads", type=AT_LEAST_ONE, metavar="N", help="CPU threads that compute.  [default: one a core]")
+@click.option("--threads", type=THREADS, metavar="N", help="CPU threads that compute.  [default: one a core]")
 @click.option(
     "--max-prefill-length",
     type=AT_LEAST_ONE,
@@ -75,7 +76,7 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 )
 @click.option(
     "--kv-tokens",
-    type=click.IntRange(min=2),
+    type=click.IntRange(2, MOST),
     metavar="TOKENS",
     help="Keys and values kept, over all requests and the prefix cache.  [default: chosen]",
 )
@@ -88,7 +89,7 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 )
 @click.option(
     "--memory-ratio",
-    type=click.FloatRange(0.05, 1),
+    type=Share(0.05, 1),
     metavar="SHARE",
     help="How much of the GPU's free memory is used.  [default: 0.9]",
 )
@@ -101,11 +102,11 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
     "at once; resident wants a place for all.",
 )
 @click.option("--moe-cache-size", type=NOT_NEGATIVE, metavar="N", help="Experts kept on the GPU.  [default: what fits]")
-@click.option("--moe-cache-rate", type=click.FloatRange(0, 1), metavar="SHARE", help="The same, as a share of all.")
+@click.option("--moe-cache-rate", type=Share(0, 1), metavar="SHARE", help="The same, as a share of all.")
 @click.option("--moe-cache-mem", type=size, metavar="BYTES", help="The same, in bytes: 6GiB, 800MB.")
 @click.option(
     "--moe-cpu-threads",
-    type=AT_LEAST_ONE,
+    type=THREADS,
     metavar="N",
     help="CPU threads that compute experts beside the GPU.  [default: all cores but one]",
 )

@@ -28,3 +28,19 @@ def servers_meant(which: str | None, next_step: str) -> list[ServerRecord]:
     if not meant:
         raise FtError(f"no server of {which} runs (running: {known})", "ft ps")
     return meant
+
+
+def server_meant(which: str | None, command: str) -> ServerRecord:
+    """The one server of that name, model directory or port; without it the only one. Raises FtError.
+
+    command: what is typed before NAME or PORT.
+    """
+    from ftengine.errors import FtError
+
+    meant = servers_meant(which, f"{command} NAME or {command} PORT")
+    if not meant:
+        raise FtError("no server runs", "ft serve --model demo")
+    if len(meant) > 1:
+        ports = ", ".join(str(record.port) for record in meant)
+        raise FtError(f"several servers of {which} run, on the ports {ports}", f"{command} PORT")
+    return meant[0]

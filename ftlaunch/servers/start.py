@@ -106,8 +106,9 @@ def _spawn(options: ServeOptions, log: Path) -> subprocess.Popen[bytes]:
     folder, where no file of the user's working directory can be imported. The key travels in the environment, which
     only its owner can read.
     """
-    environment = {**os.environ, "FT_HOME": str(paths.home()), "FT_API_KEY": shared_key()}
-    environment["PYTHONSAFEPATH"] = "1"
+    environment = {**os.environ, "FT_API_KEY": shared_key(), "PYTHONSAFEPATH": "1"}
+    if environment.get("FT_HOME"):  # where it is not set it stays so: the default has its cache elsewhere
+        environment["FT_HOME"] = str(paths.home())
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(

@@ -15,6 +15,8 @@ answer; any other text is answered with "ok". Keys:
 
 model_dir/engine.json: load (seconds), fatal (a sentence), die_loading (exit code). What happens to requests is
 appended to model_dir/engine.log as JSON lines.
+
+model_dir/trace says what becomes of a recording of routing: "refuse", "hold", "die". Without it TRACE is the answer.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from ftengine.core import FinishReason, Request
 
 CONTEXT = 4096
 END = 256
+TRACE = b"PK\x00\xff\n"
 
 
 class ScriptedEngine:
@@ -91,6 +94,18 @@ class ScriptedEngine:
                     self.log("cancel", id=message.id)
             elif isinstance(message, wire.AskStats):
                 await self.send(wire.Stats({"running": len(self.tasks)}))
+            elif isinstance(message, wire.Trace):
+                self.log("trace", id=message.id, steps=message.steps)
+                path = self.folder / "trace"
+                kind = path.read_text() if path.exists() else ""
+                if kind == "die":
+                    os._exit(1)
+                if kind == "refuse":
+                    await self.send(wire.Traced(message.id, refusal="nothing to record"))
+                elif kind != "hold":
+                    await self.send(wire.Traced(message.id, TRACE))
+            elif isinstance(message, wire.StopTrace):
+                self.log("stop trace", id=message.id)
             elif isinstance(message, wire.Shutdown):
                 return 0
 

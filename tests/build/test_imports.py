@@ -21,13 +21,13 @@ FLOORS = {
     "api": {"dialect", "leases", "weights", *COMMON},
     "dialect": {"weights", *COMMON},
     "leases": {"errors"},
-    "bench": {"_native", "formats", "kernels", "memory", "models", "scheduler", "weights", *COMMON},
+    "bench": {"cache", "experts", "formats", "kernels", "layers", "memory", "models", "scheduler", "weights", *COMMON},
     "process": {"scheduler", *COMMON},
-    "scheduler": {"cache", "kernels", "memory", "models", "weights", *COMMON},
+    "scheduler": {"cache", "experts", "kernels", "memory", "models", "weights", *COMMON},
     "models": {"_native", "layers", "experts", "kernels", "formats", "weights", *COMMON},
     "layers": {"experts", "kernels", "formats", "core"},
     "experts": {"kernels", "formats", "weights", "errors"},
-    "memory": {"weights", *COMMON},
+    "memory": {"formats", "weights", *COMMON},
     "cache": {"core", "errors"},
     "weights": {"core", "errors", "formats"},
     "formats": {"_native", "errors"},
@@ -38,7 +38,14 @@ FLOORS = {
     "core": set(),
     "errors": set(),
 }
-TORCH_FREE = ("ftlaunch", "ftproviders", "ftengine.api", "ftengine.dialect", *(f"ftengine.{name}" for name in COMMON))
+TORCH_FREE = (
+    "ftlaunch",
+    "ftproviders",
+    "ftengine.api",
+    "ftengine.dialect",
+    "ftengine.memory",
+    *(f"ftengine.{name}" for name in COMMON),
+)
 
 
 def modules() -> dict[str, Path]:

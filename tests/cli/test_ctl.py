@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import socket
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,6 +17,7 @@ from ftengine.scheduler.expert_stats import ExpertStats, LaneCost, LayerCounts
 from ftengine.scheduler.stats import CacheCounts, EngineStats, RequestCounts, StepCounts, TokenCounts
 from ftlaunch.cli import ctl, main
 from ftlaunch.servers import ServerRecord, running, start_background, stop, wait_ready
+from ftlaunch.servers.ask import ask
 from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
 
 LAYER = LayerCounts(
@@ -19,6 +25,7 @@ LAYER = LayerCounts(
 )
 EXPERTS = ExpertStats(
     resident=False, slots=2560, pool=10240, layer_count=40, decode_steps=123456, total=LAYER, cpu_ms=61234.5,
+    link_ms=98765.4,
     link_cost=LaneCost(3.2, 35.1), cpu_cost=LaneCost(8.0, 26.4), cpu_share=None, background=1.0, layers=[LAYER] * 40,
 )  # fmt: skip
 RECORD = ServerRecord("id", 1, "127.0.0.1", 1919, "demo", "demo", None, 0.0, None, None)
@@ -43,6 +50,7 @@ def answer(experts: ExpertStats | None) -> dict:
         "tokens": {"prompt": 123456789, "cached": 112345678, "output": 2345678},
         "restarts": 3,
         "engine": msgspec.to_builtins(engine),
+        "facts": {"moe_backend": {"value": "hybrid", "reason": "saves 1.2 ms a token; lanes measured"}},
     }
 
 
@@ -79,7 +87,23 @@ def test_numbers_fit_into_80_columns() -> None:
     assert "up 26h03m, its engine was started again 3 times" in text
     assert "2,560 slots for 10,240 experts of 40 layers" in text
     assert "1,469,134 in 123,456 decode steps, 84.0% hits" in text
-    assert "345.0 GB; n experts take 3 + 35n us" in text
+    assert "345.0 GB in 98.8 s; n experts take 3 + 35n us" in text
+    assert "strategy hybrid (saves 1.2 ms a token; lanes measured)" in text
+
+
+def test_resident_is_said_in_place_of_zeros(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = answer(msgspec.structs.replace(EXPERTS, resident=True))
+    text = " ".join(" ".join(ctl._lines(RECORD, body)).split())
+    assert "resident: every expert has a slot" in text
+    assert "lookups" not in text
+    monkeypatch.setattr("ftlaunch.servers.ask.ask", lambda record, path, timeout: body)
+    monkeypatch.setattr("ftlaunch.servers.running", lambda: [RECORD])
+    assert main(["ctl", "stats", "--layers"]) == 0
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "The server of demo is resident: every expert has a slot" in output.err
 
 
 def test_a_row_a_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +155,53 @@ def test_which_server_is_meant(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "the server of demo at http://127.0.0.1:1920 does not answer" in capsys.readouterr().err
     assert main(["ctl", "stats", "nothing"]) == 1
     assert "no server of nothing runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"version": 1},
+        {"version": 1, "tokens": 3, "restarts": 0},
+        {"version": 9, "engine": "x"},
+        {"version": 1, "engine": {"experts": {"layers": [1]}}},
+    ],
+)
+@pytest.mark.parametrize("layers", [True, False])
+def test_an_answer_of_another_form(
+    body: dict, layers: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another program on the port, or of another version."""
+    monkeypatch.setattr("ftlaunch.servers.running", lambda: [RECORD])
+    monkeypatch.setattr("ftlaunch.servers.ask.ask", lambda *_: body)
+    status = main(["ctl", "stats", *["--layers"] * layers])
+    told = capsys.readouterr()
+    if layers and "engine" not in body:
+        assert (status, told.out) == (0, "")
+    else:
+        assert (status, told.out) == (1, "")
+        assert told.err.startswith("Error: what answers at http://127.0.0.1:1919 does not tell what")
+    assert "FT_DEBUG" not in told.err
+
+
+def test_a_server_that_drips_is_left() -> None:
+    """Each byte comes in time, the answer never does."""
+
+    def drip() -> None:
+        talk, _ = listener.accept()
+        with talk, contextlib.suppress(OSError):
+            talk.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while not ended.wait(0.05):
+                talk.sendall(b" ")
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        record = dataclasses.replace(RECORD, port=listener.getsockname()[1])
+        server = threading.Thread(target=drip)
+        server.start()
+        began = time.monotonic()
+        answered = ask(record, "/v1/stats", 0.5)
+        took = time.monotonic() - began
+        ended.set()
+        server.join()
+    assert answered is None
+    assert took < 2

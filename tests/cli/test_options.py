@@ -113,3 +113,24 @@ def test_sizes(text: str, expected: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a number of bytes"):
         size(text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--memory-ratio", "nan"),
+        ("--moe-cache-rate", "NaN"),
+        ("--threads", "100000"),
+        ("--moe-cpu-threads", "100000"),
+        ("--max-prefill-length", str(1 << 64)),
+        ("--context", str(1 << 64)),
+        ("--kv-tokens", str(1 << 64)),
+        ("--moe-cache-size", str(1 << 64)),
+        ("--moe-cache-mem", "99999999999999999999T"),
+        ("--cache-device", "99999999999999999999T"),
+    ],
+)
+def test_numbers_that_no_engine_can_be_told(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are wrong usage: nothing is started that would fail by them."""
+    assert main(["serve", "--model", str(SCRIPTED_CHECKPOINT), flag, value]) == 2
+    assert f"Invalid value for '{flag}'" in capsys.readouterr().err

@@ -334,6 +334,22 @@ def test_lease_folders_of_ended_servers_are_removed(home: Path, free_1919: int) 
             assert sorted(path.name for path in starting.parent.iterdir()) == sorted(["starting", record.id])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the environment of another process")
+def test_without_ft_home_a_background_server_has_none(
+    tmp_path: Path, home: Path, free_1919: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps compiled kernels where `ft serve` in a terminal does: each would compile them anew."""
+    monkeypatch.delenv("FT_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    record = start_background(MODEL)
+    try:
+        assert record.log is not None
+        assert record.log.is_relative_to(tmp_path / "ftlaunch")
+        assert b"FT_HOME=" not in Path(f"/proc/{record.pid}/environ").read_bytes()
+    finally:
+        stop(record, patience=1.0)
+
+
 def test_a_relative_ft_home(tmp_path: Path, home: Path, free_1919: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FT_HOME", "relative")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ftengine.errors import FtError
 from ftengine.experts.replay import replay
-from ftengine.experts.trace import NEAR, load_trace, save_trace
+from ftengine.experts.trace import NEAR, encode_trace, load_trace, near_misses, store_trace
 from ftlaunch.cli.bench import command
 
 STEPS, LAYERS, EXPERTS, TOP_K = 40, 2, 24, 4
@@ -23,7 +23,8 @@ def recorded(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
     logits = 3 * np.random.default_rng(0).standard_normal((STEPS, LAYERS, EXPERTS))
     ids = np.argsort(-logits, -1)[:, :, :TOP_K]
     path = tmp_path / "trace.npz"
-    save_trace(path, ids.astype(np.int16), logits.astype(np.float16))
+    ids_there = ids.astype(np.int16)
+    store_trace(path, encode_trace(ids_there, *near_misses(ids_there, logits.astype(np.float16)), EXPERTS))
     return path, ids, logits
 
 
@@ -38,6 +39,13 @@ def test_round_trip(recorded: tuple[Path, np.ndarray, np.ndarray]) -> None:
     np.testing.assert_allclose(trace.probabilities, best, rtol=0.02)
     np.testing.assert_allclose(trace.probabilities, np.take_along_axis(mass, trace.near, -1), rtol=0.02)
     assert [entry.name for entry in path.parent.iterdir()] == ["trace.npz"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_no_trace_is_not_stored(tmp_path: Path) -> None:
+    with pytest.raises(FtError, match="is not a routing trace"):
+        store_trace(tmp_path / "trace.npz", b"not a zip file")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ids_alone_are_a_trace(tmp_path: Path) -> None:
@@ -93,6 +101,10 @@ def test_bench_trace_prints_what_replay_finds(recorded: tuple[Path, np.ndarray, 
     ):
         assert (result["slots"], result["policy"]) == (slots, policy)
         assert result["hit_rate"] == replay(trace, slots, policy, warm=STEPS // 4).hit_rate
+    named = CliRunner().invoke(command, ["trace", "replay", *arguments[1:], "--json"])
+    assert named.stdout == done.stdout
+    options_first = CliRunner().invoke(command, ["trace", *arguments[2:], str(recorded[0]), "--json"])
+    assert options_first.stdout == done.stdout
     plain = CliRunner().invoke(command, arguments)
     assert plain.exit_code == 0
     assert "12\t25%\t" in plain.stdout

@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+pytest.importorskip("ftengine._native", reason="the decoder's CPU lane needs the C++ kernels, which are not built")
 
 from ftengine.cache.tensors import allocate_cache
 from ftengine.models.base import ModelOptions, load
@@ -71,11 +74,11 @@ def setup(strategy: Strategy = "resident", **changes: Any) -> GpuSetup:
     return GpuSetup(strategy, **given)
 
 
-def start(model: GpuDecoder) -> driver.Driver:
+def start(model: GpuDecoder, pages: int = PAGES) -> driver.Driver:
     """A driver whose cache lies on the model's device, NaN where nothing was written; with graphs if there can be."""
-    started = driver.Driver(model, tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE, slots=SLOTS)
+    started = driver.Driver(model, tokens=pages * PAGE_SIZE, page_size=PAGE_SIZE, slots=SLOTS)
     where = "interpret" if model.device.type == "cpu" else str(model.device)
-    started.cache = allocate_cache(model.cache_layout, PAGES, PAGE_SIZE, SLOTS, where)
+    started.cache = allocate_cache(model.cache_layout, pages, PAGE_SIZE, SLOTS, where)
     for tensor in (*started.cache.keys, *started.cache.values, *started.cache.joined):
         tensor.fill_(float("nan"))
     model.warm_up(started.cache, lambda stage, done: None)

@@ -21,7 +21,8 @@ def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> No
     banks = {layer: ExpertBank.allocate(layout, 4) for layer in range(2)}
     pool = SlotPool(banks, slots=3, staging=2, top_k=2, device=device)
     values = {at.HITS: 40, at.MISSES: 60, at.FETCHED: 10, at.KEPT: 4, at.CPU_EXPERTS: 50, at.CPU_ROUTES: 55,
-              at.ADMITTED: 2, at.STEPS: 30, at.WAITED: 1_500_000, at.STAGED: 7, at.SEEDED: 1}  # fmt: skip
+              at.ADMITTED: 2, at.STEPS: 30, at.WAITED: 1_500_000, at.STAGED: 7, at.SEEDED: 1,
+              at.COPIED: 700_000}  # fmt: skip
     for place, value in values.items():
         pool.tensors.counters[0, place.value] = value
         pool.tensors.counters[1, place.value] = 2 * value
@@ -34,6 +35,7 @@ def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> No
     assert total["link_bytes"] == 3 * (10 + 2 + 7) * block
     assert total["cpu_bytes"] == 3 * 50 * block
     assert total["cpu_wait_ms"] == 4.5
+    assert found["link_ms"] == 2.1
     assert [layer["admitted"] for layer in found["layers"]] == [2, 4]
     assert found["link_cost"] == {"fixed_us": 3.0, "each_us": 35.0}
     assert found["cpu_share"] is None

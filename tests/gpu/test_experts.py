@@ -49,14 +49,21 @@ def test_formats_of_the_two_products_may_differ(gate_up: Format, down: Format, t
 def test_every_configuration_that_tuning_may_choose(
     first: bool, tokens: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bank, x = Bank(NVFP4, NVFP4, 32, 32), torch.zeros(1, 1, dtype=BFLOAT16)
-    for config in experts.candidates(NVFP4, 32, tokens, x, first):
+    bank, x = Bank(NVFP4, NVFP4, 1024, 128), torch.zeros(1, 1, dtype=BFLOAT16, device=device)
+    for config in experts.candidates(NVFP4, 1024 if first else 128, tokens, x, first):
 
         def chosen_config(kernel, key, candidates, run, config=config):
             return config if (kernel == "experts_gate_up") == first else candidates[0]
 
         monkeypatch.setattr(experts, "choose", chosen_config)
         check(bank, tokens, BFLOAT16, device)
+
+
+@pytest.mark.parametrize("kind", [NVFP4, MXFP4], ids=lambda kind: kind.name)
+def test_matrix_units_take_nine_tokens(kind: Format, device: str) -> None:
+    bank, x = Bank(kind, kind, 1024, 128), torch.zeros(1, 1, dtype=BFLOAT16, device=device)
+    assert all("TILES" in experts.candidates(kind, size, 9, x, size > 128)[0] for size in (1024, 128))
+    check(bank, 9, BFLOAT16, device)
 
 
 def test_nothing_is_added_without_experts(device: str) -> None:

@@ -146,7 +146,9 @@ def test_a_row_longer_than_one_program_holds(device: str) -> None:
     normalized = torch.empty(1, weights.columns, dtype=torch.bfloat16, device=device)
     out = torch.empty(1, 3, device=device)
     linear((weights,), residual.to(device), out, norm=(factor.to(device), 1e-6), normalized=normalized)
-    assert_close(out, normalized.double().cpu() @ numbers.T, CLOSE)
+    # Of K partial sums, none larger than the result by much, each is cut off (tensor cores) at 2^-23 of itself: errors
+    # that point anywhere add up to sqrt(K) of that.
+    assert_close(out, normalized.double().cpu() @ numbers.T, weights.columns**0.5 * 2**-23)
 
 
 def test_more_rows_than_decode_takes_are_refused(device: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ftengine.core import SamplingParams
 from ftengine.kernels.triton import sampling
+from ftengine.models.base import Deferred
 from ftengine.scheduler.device_sampler import DeviceSampler
 from ftengine.scheduler.sampler import SamplingState, sample
 from tests.scheduler.driver import Driver
@@ -244,12 +245,21 @@ def test_an_engine_gives_the_same_answers_with_either_sampler(device: str) -> No
 
 
 class OnDevice(TinyModel):
+    """A step is over when the device has sampled: until then there is nothing to read."""
+
     def __init__(self, device: str) -> None:
         super().__init__(recurrent=True)
         self.place = device
 
-    def forward(self, batch, cache) -> torch.Tensor:
-        return super().forward(batch, cache).to(self.place)
+    def launch(self, batch, cache, sampler) -> Deferred:
+        found = sampler(self.forward(batch, cache).to(self.place))
+
+        def collect():
+            if self.place == "cuda":
+                torch.cuda.synchronize()
+            return found
+
+        return Deferred(collect)
 
 
 def prompt_of(name: str) -> list[int]:

@@ -1,8 +1,6 @@
-"""The host's side of the expert cache: what it refuses, settings, counters, and the recording of a trace."""
+"""The host's side of the expert cache: what it refuses, settings, counters, and the ring of recorded steps."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ import torch
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
 from ftengine.experts.split import LaneCosts
-from ftengine.experts.trace import load_trace
 from ftengine.formats.format import BF16, ExpertLayout
 from ftengine.kernels.triton import cachestate as at
 from ftengine.kernels.triton.buffers import RouteBuffers
@@ -105,38 +102,72 @@ def test_counters_add_up_and_become_bytes(device: str) -> None:
     assert stats.total.misses == 4
 
 
-@pytest.mark.parametrize(("steps", "room"), [(3, 8), (9, 4)])
-def test_a_trace_holds_the_last_steps(steps: int, room: int, tmp_path: Path, device: str) -> None:
+@pytest.mark.parametrize("resident", [False, True])
+def test_the_ring_holds_the_last_steps(resident: bool, device: str) -> None:
     """Against what the router said, of the first of two rows; nothing before the start or after the end."""
     torch.manual_seed(0)
     banks = make_banks(LAYERS, EXPERTS, device)
-    pool = SlotPool(banks, 4, 8, TOP_K, device, trace_steps=room)
+    pool = SlotPool(banks, 4, 8, TOP_K, device, trace_steps=4, resident=resident)
     buffers = RouteBuffers.allocate(2, TOP_K, device)
 
-    def step() -> list[torch.Tensor]:
+    def step() -> torch.Tensor:
         said = []
         for layer in range(LAYERS):
             logits = torch.randn(2, EXPERTS, device=device)
             route(pool.tensors, layer, logits, torch.zeros(2, HIDDEN, device=device), TOP_K, True, buffers, None)
-            said.append(logits[0].softmax(-1).cpu())
+            said.append(logits[0].cpu())
         end_step(pool.tensors)
-        return said
+        return torch.stack(said)
 
     step()
-    pool.start_trace()
-    said = torch.stack([torch.stack(step()) for _ in range(steps)])[-room:]
-    path = tmp_path / "trace.npz"
-    assert pool.stop_trace(path) == min(steps, room)
-    step()
-    trace = load_trace(path)
-    mass, ids = said.sort(-1, descending=True)
-    assert trace.ids.tolist() == ids[:, :, :TOP_K].tolist()
-    torch.testing.assert_close(torch.from_numpy(trace.probabilities), mass, rtol=5e-3, atol=1e-4)
+    for steps in (3, 9):
+        pool.start_trace()
+        said = torch.stack([step() for _ in range(steps)])
+        pool.stop_trace()
+        step()
+        assert pool.traced() == steps
+        first = max(0, steps - 4)
+        ids, logits = pool.trace_of(first, steps)
+        assert ids.tolist() == said[first:].argsort(-1, descending=True)[:, :, :TOP_K].tolist()
+        torch.testing.assert_close(torch.from_numpy(logits), said[first:].half())
 
 
-def test_a_pool_without_room_records_nothing(tmp_path: Path, device: str) -> None:
+def test_a_pool_without_room_records_nothing(device: str) -> None:
     pool = SlotPool(make_banks(LAYERS, EXPERTS, device), 4, 2, TOP_K, device)
     with pytest.raises(ValueError, match="without room for a trace"):
         pool.start_trace()
-    with pytest.raises(ValueError, match="without room for a trace"):
-        pool.stop_trace(tmp_path / "trace.npz")
+
+
+def test_copies_take_time_only_where_something_is_copied(device: str) -> None:
+    """Of a layer: fetched, in the background and staged. The interpreter counts copies, the GPU nanoseconds."""
+    banks = make_banks(LAYERS, EXPERTS, device)
+    pool = SlotPool(banks, 4, 8, TOP_K, device)
+    buffers = RouteBuffers.allocate(1, TOP_K, device)
+
+    def spent() -> list[int]:
+        return [layer.copied_ns for layer in pool.stats().layers]
+
+    def grew(by: int) -> bool:
+        """Only layer 1's, by so many copies."""
+        before, now = grown[-1], spent()
+        grown.append(now)
+        more = now[1] - before[1]
+        return now[0] == 0 and (more == by if device == "cpu" else (more > 0) == (by > 0) and more < 1e9)
+
+    grown = [spent()]
+    assert grown == [[0, 0]]
+    fetch(pool.tensors, 1, banks[1], buffers)
+    pool.tensors.admit[1, at.ADMIT_COUNT.value] = 0
+    admit(pool.tensors, 1, banks[1])
+    assert grew(0)
+    buffers.fetch.count[0] = 2
+    fetch(pool.tensors, 1, banks[1], buffers)
+    assert grew(1)
+    pool.tensors.admit[1, at.ADMIT_COUNT.value] = 1
+    admit(pool.tensors, 1, banks[1])
+    assert grew(1)
+    routes = route_prefill(pool.tensors, 1, torch.randn(3, EXPERTS, device=device), TOP_K, True)
+    for number in range(routes.rounds):
+        stage(pool.tensors, banks[1], routes, number)
+    assert grew(int((routes.missing.count > 0).sum()))
+    assert pool.stats().total.copied_ns == grown[-1][1]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("ftengine._native", reason="the decoder's CPU lane needs the C++ kernels, which are not built")
+
 from ftengine.config import EngineConfig, Resolved
 from ftengine.errors import ConfigError
 from ftengine.memory import estimate

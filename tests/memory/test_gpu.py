@@ -5,16 +5,22 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
 
 from ftengine.config import EngineConfig
 from ftengine.errors import ConfigError
 from ftengine.memory import gpu
 from ftengine.memory.gpu import Gpu, NoGpu, choose_device, probe, refuse_without_gpu, within
+
+T = TypeVar("T")
 
 GIB = 1 << 30
 CARD = Gpu("Fake 4060", (8, 9), 8 * GIB, 7 * GIB, 13000, 1)
@@ -73,6 +79,32 @@ def test_a_driver_that_does_not_answer_is_left(driver) -> None:
         if thread.name == "reap-driver":
             thread.join(10)
             assert not thread.is_alive(), "the child that hangs was not ended"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a child with its parent")
+def test_who_asks_may_die_while_the_driver_hangs(driver) -> None:
+    """As when the server is stopped during its start: the process inside the driver's call goes, too."""
+    driver("hangs")
+    asking = subprocess.Popen([sys.executable, "-c", "from ftengine.memory.gpu import probe; probe()"])
+    children = wait_for(lambda: psutil.Process(asking.pid).children())
+    # Its own end is bound to its parent's from its first lines on, well before the library is loaded.
+    wait_for(lambda: any("libcuda" in entry.path for entry in children[0].memory_maps()))
+    asking.kill()
+    asking.wait()
+    _, left = psutil.wait_procs(children, timeout=10)
+    for child in left:
+        child.kill()
+    assert not left
+
+
+def wait_for(condition: Callable[[], T]) -> T:
+    """The first true value of the condition."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it does not come")
 
 
 def test_a_machine_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

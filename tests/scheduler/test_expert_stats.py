@@ -25,6 +25,7 @@ def stats(total: LayerCounts, **values) -> ExpertStats:
         "decode_steps": ENOUGH_STEPS,
         "total": total,
         "cpu_ms": 0.0,
+        "link_ms": 0.0,
         "link_cost": LaneCost(3.0, 35.0),
         "cpu_cost": LaneCost(8.0, 26.0),
         "cpu_share": None,

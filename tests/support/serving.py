@@ -49,9 +49,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serve(
-    model: str | Path, ft_home: Path, *flags: str, environment: dict[str, str] | None = None
+    model: str | Path,
+    ft_home: Path,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    seconds: float = START_TIMEOUT,
 ) -> Iterator[RunningServer]:
-    """`ft serve --model MODEL FLAGS`, ready to answer; ended with SIGTERM, and it must end well."""
+    """`ft serve --model MODEL FLAGS`, ready to answer within `seconds`; ended with SIGTERM, and it must end well."""
     port = free_port()
     ft_home.mkdir(parents=True, exist_ok=True)
     log = ft_home / f"serve-{port}.log"
@@ -62,7 +66,7 @@ def serve(
         )
     server = RunningServer(f"http://127.0.0.1:{port}", log, process.pid)
     try:
-        _wait_ready(server, process)
+        _wait_ready(server, process, seconds)
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
@@ -74,8 +78,8 @@ def serve(
             raise
 
 
-def _wait_ready(server: RunningServer, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT
+def _wait_ready(server: RunningServer, process: subprocess.Popen[bytes], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"ft serve ended with {process.returncode}:\n{server.log_text()[-2000:]}")
@@ -83,4 +87,4 @@ def _wait_ready(server: RunningServer, process: subprocess.Popen[bytes]) -> None
             if httpx.get(f"{server.url}/health", trust_env=False).json().get("status") == "ready":
                 return
         time.sleep(0.1)
-    raise RuntimeError(f"ft serve was not ready within {START_TIMEOUT:.0f} s:\n{server.log_text()[-2000:]}")
+    raise RuntimeError(f"ft serve was not ready within {seconds:.0f} s:\n{server.log_text()[-2000:]}")

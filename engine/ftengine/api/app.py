@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ftengine.api import anthropic, chat, completions, control, responses
+from ftengine.api import anthropic, chat, completions, control, responses, trace
 from ftengine.api.envelopes import Problem, envelope, problem
 from ftengine.api.front import Front, client_name
 from ftengine.api.guard import Guard
@@ -41,7 +41,7 @@ def build_app(front: Front) -> Starlette:
         log.info("%s %s: the client left", request.url.path[:100], client_name(request))
         return Response(status_code=499)  # nobody reads it
 
-    modules = (control, anthropic, chat, completions, responses)
+    modules = (control, trace, anthropic, chat, completions, responses)
     app = Starlette(
         routes=[route for module in modules for route in module.routes(front)],
         middleware=[Middleware(Guard, settings=front.settings, refused=front.totals.refused)],

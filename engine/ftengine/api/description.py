@@ -19,6 +19,7 @@ from ftengine.api.completions.request import CompletionRequest
 from ftengine.api.envelopes import AnthropicError, OpenAIError, anthropic_status, is_anthropic
 from ftengine.api.guard import OPEN_PATHS
 from ftengine.api.responses.request import ResponsesRequest
+from ftengine.api.trace import MEDIA_TYPE, TraceRequest
 
 PATH = "/openapi.json"
 VERSION = "1"  # of the endpoints together, not of the package
@@ -30,6 +31,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     streams: bool = False  # where the body asks for it
     query: str | None = None  # a parameter's name
+    binary: bool = False  # a file, not JSON
 
 
 OPERATIONS = {
@@ -40,6 +42,7 @@ OPERATIONS = {
     ("GET", "/v1/models"): Operation("The model served, as a list"),
     ("GET", "/v1/models/{id}"): Operation("The model served"),
     ("GET", "/v1/stats"): Operation("Counters since the server's start", query="layers"),
+    ("POST", "/v1/trace"): Operation("Record the routing of the next decode steps", TraceRequest, binary=True),
     ("POST", "/v1/messages"): Operation("Anthropic Messages", MessagesRequest, streams=True),
     ("POST", "/v1/messages/count_tokens"): Operation("Tokens of a Messages prompt", MessagesRequest),
     ("POST", "/v1/chat/completions"): Operation("OpenAI Chat Completions", ChatRequest, streams=True),
@@ -92,7 +95,9 @@ def document(*, keyed: bool) -> bytes:
 
 def _operation(path: str, operation: Operation, forms: dict[Any, Any], keyed: bool) -> dict[str, Any]:
     locked = keyed and path not in OPEN_PATHS
-    answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    answers: dict[str, Any] = (
+        {MEDIA_TYPE: {}} if operation.binary else {"application/json": {"schema": {"type": "object"}}}
+    )
     success: dict[str, Any] = {"description": "The answer", "content": answers}
     if operation.streams:
         answers["text/event-stream"] = {}

@@ -106,6 +106,8 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._streams: dict[str, EngineStream] = {}
         self._asked: list[asyncio.Future[dict[str, Any]]] = []  # stats wanted, in the order of their questions
+        self._traces = 0  # recordings asked for
+        self._traced: asyncio.Future[wire.Traced] | None = None  # what the one under way will give
         self._settled = asyncio.Event()  # READY, FAILED or STOPPED
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
@@ -190,6 +192,29 @@ class EngineClient:
         # A late answer still finds its place in `_asked`: answers come in the order of the questions.
         return answer.result() if answer.done() and not answer.cancelled() else None
 
+    async def trace(self, steps: int) -> wire.Traced:
+        """Records the routing of the next decode steps; cancelled, it ends in the engine too.
+
+        Raises EngineDied, or EngineRefused while another recording is under way.
+        """
+        await self.wait_ready()
+        if self._traced is not None:
+            raise EngineRefused("a recording of routing is under way", overloaded=True)
+        process = self._process
+        assert process is not None
+        self._traces += 1
+        number = self._traces
+        answer: asyncio.Future[wire.Traced] = asyncio.get_running_loop().create_future()
+        self._traced = answer
+        try:
+            process.send_soon(wire.Trace(number, steps))
+            return await answer
+        except BaseException:
+            process.send_soon(wire.StopTrace(number))
+            raise
+        finally:
+            self._traced = None
+
     def _given_up(self, death: FtError | str, deaths: deque[float]) -> FtError | None:
         """`death`: the engine's own last word, or how the process ended."""
         if self.ready is None and isinstance(death, FtError):
@@ -241,6 +266,9 @@ class EngineClient:
         elif isinstance(message, wire.Stats):
             if self._asked and not (answer := self._asked.pop(0)).done():
                 answer.set_result(message.values)
+        elif isinstance(message, wire.Traced):
+            if self._traced is not None and message.id == self._traces and not self._traced.done():
+                self._traced.set_result(message)
         elif isinstance(message, wire.Ready):
             self.ready = message
             self._change(EngineState.READY, "ready", 1.0)
@@ -273,6 +301,8 @@ class EngineClient:
         asked, self._asked = self._asked, []
         for answer in asked:
             answer.cancel()
+        if self._traced is not None and not self._traced.done():
+            self._traced.set_exception(EngineDied(sentence))
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -27,6 +27,7 @@ class LayerCounts:
     link_bytes: int
     cpu_bytes: int
     waited_ns: int  # that the GPU waited for the CPU
+    copied_ns: int  # that copies over the link took; those in the background run beside others
 
     @property
     def hit_rate(self) -> float:
@@ -66,6 +67,7 @@ def cache_stats(counters: torch.Tensor, block_bytes: Sequence[int]) -> CacheStat
                 link_bytes=over_link * size,
                 cpu_bytes=row[at.CPU_EXPERTS.value] * size,
                 waited_ns=row[at.WAITED.value],
+                copied_ns=row[at.COPIED.value],
             )
         )
     total = layers[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -72,6 +73,12 @@ class LaneTimes(msgspec.Struct, frozen=True):
     a_us: float
     b_us: float
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no time: JSON as Python reads it knows NaN."""
+        for value in (self.a_us, self.b_us, *self.us.values()):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{value} is not a time")
+
     @staticmethod
     def through(us: Mapping[int, float]) -> LaneTimes:
         return LaneTimes({n: round(time, 2) for n, time in us.items()}, *(round(value, 3) for value in fit(us)))
@@ -91,6 +98,13 @@ class LaneProfile(msgspec.Struct, frozen=True):
     ratio: float | None = None  # B_P / B_H
     q: list[float] = []  # q* = m * ratio for m = 1..8 missing experts
     fetched: list[int] = []  # how many of them the costs of both lanes send over the link
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a profile from which no split follows."""
+        if not (math.isfinite(self.handshake_us) and self.handshake_us >= 0):
+            raise ValueError(f"{self.handshake_us} is not a time")
+        if len({times is None for times in (self.link, self.link_beside, self.cpu_beside)}) > 1:
+            raise ValueError("the times of a lane are missing")
 
     @property
     def costs(self) -> LaneCosts | None:

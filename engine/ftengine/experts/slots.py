@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 import triton.language as tl
@@ -18,7 +17,7 @@ import triton.language as tl
 from ftengine.experts.counts import CacheStats, cache_stats
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.split import LaneCosts
-from ftengine.experts.trace import save_trace
+from ftengine.experts.trace import Array
 from ftengine.kernels.triton import cachestate as at
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, SlotTensors, TraceRing
 from ftengine.kernels.triton.victims import choose_victims
@@ -31,8 +30,8 @@ class SlotPool:
 
     banks: by MoE layer, numbered 0..L-1, in host memory (pinned where `readable`). slots: that hold experts from step
     to step; with `resident` as many as there are experts, filled by `load_layer`. staging: slots for one layer's use,
-    in prefill two halves that take turns. policy: "aged" or "lru" (cachestate.py). trace_steps: how many steps a
-    trace may have. Raises ValueError for numbers that do not fit together, torch.OutOfMemoryError.
+    in prefill two halves that take turns. policy: "aged" or "lru" (cachestate.py). trace_steps: how many
+    recorded steps lie on the device. Raises ValueError for numbers that do not fit together, torch.OutOfMemoryError.
     """
 
     def __init__(
@@ -112,22 +111,28 @@ class SlotPool:
         return cache_stats(self.tensors.counters.cpu(), self.block_bytes)
 
     def start_trace(self) -> None:
-        """Records the first row of each decode step from now on, the last `trace_steps` of them."""
+        """Records the first row of each decode step from now on, also of steps whose graphs were captured before."""
         if self.tensors.trace is None:
             raise ValueError("this expert cache was made without room for a trace")
         self.tensors.state[at.TRACED.value] = 0
         self._set({at.TRACE: 1.0})
 
-    def stop_trace(self, path: Path) -> int:
-        """Ends the recording, writes it as .npz (experts/trace.py), gives the number of steps. Raises OSError."""
-        ring = self.tensors.trace
-        if ring is None:
-            raise ValueError("this expert cache was made without room for a trace")
+    def stop_trace(self) -> None:
         self._set({at.TRACE: 0.0})
-        steps, room = int(self.tensors.state[at.TRACED.value]), len(ring.ids)
-        order = torch.arange(max(0, steps - room), steps) % room  # oldest first
-        save_trace(path, ring.ids.cpu()[order].numpy(), ring.logits.cpu()[order].numpy())
-        return len(order)
+
+    def traced(self) -> int:
+        """Steps recorded since `start_trace`. Waits for the device."""
+        return int(self.tensors.state[at.TRACED.value])
+
+    def trace_of(self, start: int, end: int) -> tuple[Array, Array]:
+        """ids int16 [N, L, K] and logits float16 [N, L, E] of the steps start..end - 1 after `start_trace`.
+
+        They must be among the last `trace_steps` that were recorded. Waits for the device.
+        """
+        ring = self.tensors.trace
+        assert ring is not None, "nothing was recorded"
+        order = torch.arange(start, end) % len(ring.ids)
+        return ring.ids.cpu()[order].numpy(), ring.logits.cpu()[order].numpy()
 
 
 def _allocate(

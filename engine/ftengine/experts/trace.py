@@ -10,6 +10,8 @@ A trace is of one sequence: of a batch the first row is recorded.
 
 from __future__ import annotations
 
+import io
+import os
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -47,32 +49,43 @@ class Trace:
         return int(self.ids.shape[2])
 
 
-def save_trace(path: Path, ids: Array, logits: Array) -> None:
-    """ids [steps, layers, k], logits [steps, layers, E]; the file is there as a whole or not at all. Raises OSError."""
-    experts = logits.shape[2]
+def near_misses(ids: Array, logits: Array) -> tuple[Array, Array]:
+    """ids [N, layers, k], logits [N, layers, E] -> near int16 and their probabilities float32 [N, layers, n]."""
+    experts, chosen = logits.shape[2], ids.astype(np.int64)
     wide = logits.astype(np.float32)
     wide -= wide.max(-1, keepdims=True, initial=-np.inf)
     mass = np.exp(wide)
     total = mass.sum(-1, keepdims=True)
     # The stored logits are rounded, the ids are not: the chosen go first, as the router ordered them.
     rest = mass.copy()
-    np.put_along_axis(rest, ids.astype(np.int64), -1.0, -1)
+    np.put_along_axis(rest, chosen, -1.0, -1)
     count = min(max(NEAR, ids.shape[2]), experts)
     misses = np.argsort(-rest, -1, kind="stable")[:, :, : count - ids.shape[2]]
-    near = np.concatenate([ids.astype(np.int64), misses], -1)
-    beside = path.with_name(path.name + ".part")
+    near = np.concatenate([chosen, misses], -1)
+    return near.astype(np.int16), (np.take_along_axis(mass, near, -1) / total).astype(np.float32)
+
+
+def encode_trace(ids: Array, near: Array, probabilities: Array, experts: int) -> bytes:
+    """What a trace's file holds. Not compressed: that would hold up an engine."""
+    file = io.BytesIO()
+    np.savez(file, ids=ids.astype(np.int16), near=near, nearp=probabilities, E=np.int64(experts))
+    return file.getvalue()
+
+
+def store_trace(path: Path, data: bytes) -> Trace:
+    """Writes a new file that only its owner may read; it is there as a whole or not at all.
+
+    Raises FtError for data that are no trace, and OSError.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
-            np.savez_compressed(
-                file,
-                ids=ids.astype(np.int16),
-                near=near.astype(np.int16),
-                nearp=(np.take_along_axis(mass, near, -1) / total).astype(np.float32),
-                E=np.int64(experts),
-            )
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        trace = load_trace(beside)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+    return trace
 
 
 def load_trace(path: Path) -> Trace:

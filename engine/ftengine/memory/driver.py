@@ -1,20 +1,23 @@
 """Asks the CUDA driver for its first GPU and prints the answer as JSON: a program of its own, run by memory/gpu.py.
 
 A driver that is out of order may never return from a call, and a process that waits for it cannot be ended; so this is
-not done in the engine. Needs the standard library only. The answer: {"name", "capability", "total", "free", "cuda",
-"count"}, or {"reason"} in a few words.
+not done in the engine. On Linux it ends with whoever asked, so that a driver that hangs keeps nothing running. Needs
+the standard library only. The answer: {"name", "capability", "total", "free", "cuda", "count"}, or {"reason"} in a few
+words.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import signal
 import sys
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR; cuda.h
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class DriverError(Exception):
@@ -81,7 +84,14 @@ def ask() -> dict[str, Any]:
     }
 
 
+def end_with_parent() -> None:
+    """Also inside a call that does not return."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
 def main() -> None:
+    end_with_parent()
     try:
         answer = ask()
     except DriverError as error:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
+
+from ftengine.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +27,8 @@ def cache_folder() -> Path:
 def use_kernel_cache() -> Path:
     """The folder of Triton's cache, made for this user alone and set in the environment; before Triton is imported.
 
-    A TRITON_CACHE_DIR that is set already stays. Where nothing can be written, a temporary folder serves this start.
+    A TRITON_CACHE_DIR that is set already stays. Where nothing can be written, a temporary folder serves this process
+    and is removed at its end. Raises ConfigError where that cannot be made either.
     """
     given = os.environ.get("TRITON_CACHE_DIR")
     if given:
@@ -35,6 +40,18 @@ def use_kernel_cache() -> Path:
             raise PermissionError(13, "it cannot be written to")
     except OSError as error:
         log.warning("%s: %s; kernels are compiled again at every start", folder, error.strerror)
-        folder = Path(tempfile.mkdtemp(prefix="ft-kernels-"))
+        folder = _temporary_folder()
     os.environ["TRITON_CACHE_DIR"] = str(folder)
+    return folder
+
+
+def _temporary_folder() -> Path:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="ft-kernels-"))
+    except OSError as error:
+        raise ConfigError(
+            f"compiled kernels cannot be kept anywhere, not even in a temporary folder: {error.strerror}",
+            "TRITON_CACHE_DIR=/a/folder/of/yours ft serve",
+        ) from error
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

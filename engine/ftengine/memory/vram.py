@@ -25,6 +25,7 @@ ANCHOR_CAP = 8 << 30  # bytes
 MIB = 1 << 20
 DECODE_TOKENS = 16  # sequences of the largest decode step (kernels/triton/buffers.py)
 PREFILL_STAGING = 32  # experts at the least; half of them cross the link while the other half is computed
+MOST_STAGING = 128  # by default: a round's experts cross the link while those of the round before are computed
 STAGING_SHARE = 8  # at most 1/8 of the memory for experts is staging by default
 
 
@@ -270,7 +271,7 @@ class _Planner:
         return Resolved(min(count, weights.total), f"asked for: {said}")
 
     def _staging(self, asked: Resolved[int] | None, running: int, smaller: str) -> Resolved[int]:
-        """Room for what a decode step may need at once; more, up to a layer's experts twice, makes prefill overlap."""
+        """Room for what a decode step may need at once; more makes prefill go through a layer in fewer rounds."""
         weights, least = self.demand.weights, _least_staging(self.demand, running)
         room = self.left // weights.block
         if least > room:
@@ -280,8 +281,9 @@ class _Planner:
                 smaller,
             )
         spare = room - (asked.value if asked is not None else 0)
-        count = max(least, min(2 * weights.experts, room // STAGING_SHARE, spare))
-        return Resolved(count - count % 2, f"{least} at the least, {2 * weights.experts} at the most")
+        most = min(2 * weights.experts, MOST_STAGING)
+        count = max(least, min(most, room // STAGING_SHARE, spare))
+        return Resolved(count - count % 2, f"{least} at the least, {max(least, most)} at the most")
 
     def _smaller(self) -> str:
         """Before keys and values are taken: the command that asks for as many as fit."""

@@ -52,7 +52,7 @@ class Model(Protocol):
 
 
 class Pending(Protocol[Collected]):
-    """A step that is under way. One at a time: it is collected before the next one is launched."""
+    """A step that is under way. Collected before the next one is launched, unless that one is launched ahead."""
 
     def collect(self) -> Collected:
         """Waits for the step's end. Raises what made it fail."""
@@ -70,6 +70,27 @@ class Launching(Protocol):
         computed: it queues its kernels and copies on the current stream and waits for nothing. The logits are the
         model's own buffer until the next launch; the sampler may change them.
         Returns: what `sampler` returned, to be collected when all that was queued is done.
+        """
+        ...
+
+
+@runtime_checkable
+class LaunchingAhead(Launching, Protocol):
+    """A model that can queue a decode step behind the one that computes."""
+
+    rows_ahead: int  # the most sequences of such a step
+
+    def launch_ahead(
+        self,
+        batch: Batch,
+        cache: CacheTensors,
+        ids: Callable[[torch.Tensor], None],
+        sampler: Callable[[torch.Tensor], Found],
+    ) -> Pending[Found]:
+        """As `launch`, before the step before is collected; at most these two are under way.
+
+        batch: one token a sequence, input_ids without meaning.
+        ids: called with the step's input ids, int32 [B] on the model's device: it queues what fills them.
         """
         ...
 

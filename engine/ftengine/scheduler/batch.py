@@ -12,15 +12,23 @@ from ftengine.core import Batch, Sequence
 
 @dataclass(frozen=True)
 class Work:
-    """`tokens` query tokens of a sequence, from `sequence.computed` on."""
+    """`tokens` query tokens of a sequence, from `start` on.
+
+    ahead: tokens that a step under way computes. The token after those is not known yet.
+    """
 
     sequence: Sequence
     tokens: int
+    ahead: int = 0
+
+    @property
+    def start(self) -> int:
+        return self.sequence.computed + self.ahead
 
     @property
     def reaches_end(self) -> bool:
         """Whether the next token can be sampled after this step."""
-        return self.sequence.computed + self.tokens == len(self.sequence.tokens)
+        return self.start + self.tokens >= len(self.sequence.tokens)
 
 
 class BatchBuilder:
@@ -37,8 +45,8 @@ class BatchBuilder:
     def build(self, work: list[Work]) -> Batch:
         page_size = self._page_size
         lengths = [item.tokens for item in work]
-        contexts = [item.sequence.computed for item in work]
-        rows = [self._pages(item.sequence, -(-(item.sequence.computed + item.tokens) // page_size)) for item in work]
+        contexts = [item.start for item in work]
+        rows = [self._pages(item.sequence, -(-(item.start + item.tokens) // page_size)) for item in work]
         table = numpy.zeros((len(work), max(map(len, rows), default=0)), dtype=numpy.int64)
         input_ids: list[int] = []
         positions: list[int] = []
@@ -47,10 +55,11 @@ class BatchBuilder:
         for row, (item, start, pages) in enumerate(zip(work, contexts, rows, strict=True)):
             sequence, end = item.sequence, start + item.tokens
             table[row, : len(pages)] = pages
-            input_ids += sequence.tokens[start:end]
+            known = sequence.tokens[start:end]
+            input_ids += known + [0] * (item.tokens - len(known))
             positions += range(start, end)
             slots += [sequence.pages[at // page_size] * page_size + at % page_size for at in range(start, end)]
-            if end == len(sequence.tokens):
+            if item.reaches_end:
                 logits_rows.append(len(input_ids) - 1)
         self._known = {item.sequence: self._known[item.sequence] for item in work}
         return Batch(

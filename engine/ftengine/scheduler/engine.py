@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +17,7 @@ from ftengine.core import FinishReason, Request, SamplingParams, SequenceStatus
 from ftengine.errors import FtError
 from ftengine.memory.gpu_errors import is_fatal, is_out_of_memory
 from ftengine.models.base import Deferred, Launching, Model, Pending
+from ftengine.scheduler.ahead import launching_ahead, work_ahead
 from ftengine.scheduler.batch import BatchBuilder, Work
 from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.expert_stats import ExpertStats, expert_stats
@@ -26,26 +25,15 @@ from ftengine.scheduler.jobs import Job, Limits, refusal
 from ftengine.scheduler.sampler import Choice, sample
 from ftengine.scheduler.scheduler import Scheduler
 from ftengine.scheduler.stats import Counters
+from ftengine.scheduler.step import Choices, Step
 from ftengine.wire import Failed, Fatal, Output, TokenLogprob
 
 if TYPE_CHECKING:
-    from ftengine.scheduler.device_sampler import DeviceSampler
+    from ftengine.scheduler.device_sampler import DeviceSampler, Drawn
 
-Choices = Callable[[], list[Choice | None]]  # gives the tokens of a step once it has ended
 Event = Output | Failed
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What was begun. pending: its end, or what made the launch fail."""
-
-    work: list[Work]
-    sampling: list[Job]  # whose next token comes of it, in the order of logits
-    prefilled: int  # tokens
-    started: float  # time.perf_counter()
-    pending: Pending[Choices] | Exception
 
 
 class Engine:
@@ -64,12 +52,15 @@ class Engine:
         self.device_sampler = device_sampler(model, limits)
         self._launching = model if isinstance(model, Launching) else None
         self._batches = BatchBuilder(cache.page_size)
+        self._ahead = launching_ahead(model)
         self._step: Step | None = None
+        self._next: Step | None = None  # launched ahead of the end of `_step`, or of its being begun
+        self._ended = 0.0  # when the last step did
         self._leaving: list[Job] = []  # cancelled while a step computes for them
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.jobs)
+        return bool(self.scheduler.jobs) or self._next is not None
 
     def submit(self, request: Request) -> list[Event]:
         """Queues the request, or says at once why it cannot be served."""
@@ -94,7 +85,7 @@ class Engine:
         job = self.scheduler.jobs.get(request_id)
         if job is None:
             return []
-        if self._step is not None and any(item.sequence is job.sequence for item in self._step.work):
+        if self._step is not None and self._step.computes(job.sequence):
             self._leaving.append(job)
             return []
         return [self._finish(job, FinishReason.CANCELLED, [])]
@@ -112,20 +103,29 @@ class Engine:
         return self.finish()
 
     def begin(self) -> None:
-        """Plans the next step and launches it. Everything about it, faults too, is told by `finish`."""
+        """Plans the next step and launches it, and where that is possible the one after it, too: see ahead.py.
+        Everything about a step, faults too, is told by `finish`."""
         assert self._step is None, "a step is begun already"
+        self._step, self._next = self._next, None
+        if self._step is None:
+            work = self.scheduler.plan(self.budget.tokens)
+            self._step = self._begun(work, None) if work else None
+        if self._step is not None and self._ahead is not None and self.device_sampler is not None:
+            work = work_ahead(self._step, self.scheduler, self.device_sampler, self._ahead.rows_ahead)
+            self._next = self._begun(work, self._step.drawn) if work else None
+
+    def _begun(self, work: list[Work], before: Drawn | None) -> Step:
+        """before: what the step gives that this one is launched ahead of the end of."""
         started = time.perf_counter()
-        work = self.scheduler.plan(self.budget.tokens)
-        if not work:
-            return
         sampling = [self._job(item) for item in work if item.reaches_end]
         prefilled = sum(item.tokens for item in work if item.sequence.status is SequenceStatus.PREFILL)
+        drawn: list[Drawn] = []
         pending: Pending[Choices] | Exception
         try:
-            pending = self._launch(work, sampling)
+            pending = self._launch(work, sampling, before, drawn)
         except Exception as error:
             pending = error
-        self._step = Step(work, sampling, prefilled, started, pending)
+        return Step(work, sampling, prefilled, started, pending, drawn[0] if drawn else None)
 
     def finish(self) -> list[Event]:
         """Waits for the step that was begun, if one was, and takes its tokens. A fault fails its requests only, unless
@@ -140,10 +140,13 @@ class Engine:
                 choices = step.pending.collect()()
         except Exception as error:
             return self._fail_step(step, error)
-        seconds = time.perf_counter() - step.started
-        self.budget.measured(step.prefilled, seconds)
-        self.counters.stepped(len(step.work), step.prefilled, seconds)
-        return self._advance(step.work, dict(zip(step.sampling, choices, strict=True))) + self._let_go()
+        now = time.perf_counter()
+        seconds, self._ended = now - max(step.started, self._ended), now
+        work = step.live
+        if work:
+            self.budget.measured(step.prefilled, seconds)
+            self.counters.stepped(len(work), step.prefilled, seconds)
+        return self._advance(work, dict(zip(step.sampling, choices, strict=True))) + self._let_go()
 
     def _advance(self, work: list[Work], chosen: dict[Job, Choice | None]) -> list[Event]:
         """What the step computed becomes the sequences' own. chosen: the next token where one was sampled."""
@@ -158,7 +161,17 @@ class Engine:
             choice = chosen.get(job)
             if choice is not None:
                 events.append(self._append(job, choice))
+                if job.sampling.wide and self._discard(job):
+                    job.sampling.take_back()
+                    self.scheduler.restart(job)
         return events
+
+    def _discard(self, job: Job) -> bool:
+        """What a step ahead computes for it is for nothing. Returns whether there is any."""
+        if self._next is None or not self._next.computes(job.sequence):
+            return False
+        self._next.discarded.add(job.sequence)
+        return True
 
     def warm_up(self) -> None:
         """Computes a short prompt and two tokens, so that the first request pays for nothing extra.
@@ -188,16 +201,23 @@ class Engine:
         """Between two steps: it waits for the device."""
         return expert_stats(self.model, layers=layers)
 
-    def _launch(self, work: list[Work], sampling: list[Job]) -> Pending[Choices]:
+    def _launch(
+        self, work: list[Work], sampling: list[Job], before: Drawn | None, drawn: list[Drawn]
+    ) -> Pending[Choices]:
+        """drawn: takes what the device sampler queues."""
         states = [job.sampling for job in sampling]
 
         def sampler(logits: torch.Tensor) -> Choices:
             if self.device_sampler is not None and states:
-                return self.device_sampler.queue(logits, states).choices
+                drawn.append(self.device_sampler.queue(logits, states))
+                return drawn[0].choices
             return lambda: sample(logits, states) if states else []
 
         with torch.inference_mode():
             batch, tensors = self._batches.build(work), self.cache.tensors
+            if before is not None and self._ahead is not None:
+                before.keep()
+                return self._ahead.launch_ahead(batch, tensors, before.hand_on, sampler)
             if self._launching is not None:
                 return self._launching.launch(batch, tensors, sampler)
         return Deferred(lambda: sampler(self.model.forward(batch, tensors)))
@@ -217,7 +237,7 @@ class Engine:
     def _finish(
         self, job: Job, reason: FinishReason, tokens: list[int], logprobs: list[TokenLogprob] | None = None
     ) -> Output:
-        self.scheduler.remove(job)
+        self.scheduler.remove(job, halfway=self._discard(job))
         job.sequence.finish = reason
         if reason is FinishReason.CANCELLED:
             self.counters.requests.cancelled += 1
@@ -228,14 +248,14 @@ class Engine:
     def _fail(
         self, job: Job, message: str, *, keep: bool = True, halfway: bool = False, overloaded: bool = False
     ) -> Failed:
-        self.scheduler.remove(job, keep=keep, halfway=halfway)
+        self.scheduler.remove(job, keep=keep, halfway=self._discard(job) or halfway)
         self.counters.requests.failed += 1
         return Failed(job.id, message, overloaded=overloaded)
 
     def _fail_step(self, step: Step, error: Exception) -> list[Event]:
-        log.error("a step of %d sequences failed", len(step.work), exc_info=error)
+        jobs = [self._job(item) for item in step.live]
+        log.error("a step of %d sequences failed", len(jobs), exc_info=error)
         exhausted = is_out_of_memory(error)
-        jobs = [self._job(item) for item in step.work]
         if exhausted:
             self.budget.halve()
             message = "the engine ran out of memory in this step"

@@ -45,6 +45,7 @@ class ExpertStats(msgspec.Struct):
     decode_steps: int
     total: LayerCounts
     cpu_ms: float  # that the CPU's lane computed
+    link_ms: float  # that the GPU's copies over the link took
     link_cost: LaneCost
     cpu_cost: LaneCost
     cpu_share: float | None  # of the misses, where it is fixed; None: by the lanes' costs
@@ -71,6 +72,7 @@ def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
         decode_steps=found.total.steps // pool.layers,
         total=_counts(found.total),
         cpu_ms=0.0 if lane is None else round(1e3 * lane.counts().seconds, 3),
+        link_ms=round(found.total.copied_ns / 1e6, 3),
         link_cost=LaneCost(control[at.A_LINK.value], control[at.B_LINK.value]),
         cpu_cost=LaneCost(control[at.A_CPU.value], control[at.B_CPU.value]),
         cpu_share=None if share < 0 else share,

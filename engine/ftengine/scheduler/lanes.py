@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def pin_banks(banks: Mapping[int, ExpertBank], device: torch.device) -> Resolved
     """Whether all are pinned, or why not: then none is. Raises FtError where the GPU does not read what they hold."""
     if device.type != "cuda":
         return Resolved(True, "the interpreter reads all memory")
-    limits = pin_limits()
+    start, limits = time.perf_counter(), pin_limits()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="pin") as threads:
         outcomes = list(threads.map(lambda bank: pin(bank.blocks, limits), banks.values()))
     refused = next((outcome for outcome in outcomes if isinstance(outcome, Refused)), None)
@@ -101,4 +102,4 @@ def pin_banks(banks: Mapping[int, ExpertBank], device: torch.device) -> Resolved
         if wrong := verify_readable(bank, device):
             raise FtError(f"{wrong}, in MoE layer {layer}", ON_CPU)
     total = sum(bank.blocks.nbytes for bank in banks.values())
-    return Resolved(True, f"{gigabytes(total)} of experts are pinned")
+    return Resolved(True, f"{gigabytes(total)} of experts are pinned, in {time.perf_counter() - start:.1f} s")

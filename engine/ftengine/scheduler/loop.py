@@ -8,7 +8,8 @@ import logging
 from ftengine.scheduler.channel import Channel
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.stats import WorkLog
-from ftengine.wire import AskStats, Cancel, Fatal, Shutdown, Stats, Submit, ToEngine, ToFront
+from ftengine.scheduler.tracing import Tracing
+from ftengine.wire import AskStats, Cancel, Fatal, Shutdown, Stats, StopTrace, Submit, ToEngine, ToFront, Trace
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
     gc.collect()
     gc.freeze()  # what start left lives on; to look through it again would hold up a step for a tenth of a second
     work_log = WorkLog(engine.counters, engine.scheduler, log_seconds, engine.expert_stats)
+    tracing = Tracing(engine.model)
     events: list[ToFront] = []
     while True:
         idle = not engine.has_work
@@ -37,7 +39,7 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
         for message in messages:
             if message is None or isinstance(message, Shutdown):
                 return None
-            events += handle(engine, message)
+            events += tracing.take(message) if isinstance(message, Trace | StopTrace) else handle(engine, message)
         events += engine.admit()
         engine.begin()
         if events:
@@ -46,6 +48,7 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
         if engine.lost is not None:
             channel.send([*events, engine.lost])
             return engine.lost
+        events += tracing.advance()
         line = work_log.line()
         if line:
             log.info(line)

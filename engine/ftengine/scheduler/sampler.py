@@ -34,6 +34,9 @@ class SamplingState:
         self.greedy = params.temperature <= 0
         self.temperature = max(params.temperature, LEAST_TEMPERATURE)
         self.generator = random.Random(params.seed)
+        self.wide = False  # the host had to draw a token that a device could not
+        self._uniform = 0.0  # the last number drawn
+        self._taken_back = False
         self.counts: torch.Tensor | None = None  # [V] float32, of generated tokens
         self.seen: torch.Tensor | None = None  # [V] bool, in prompt or generated
         self.bias: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -53,6 +56,17 @@ class SamplingState:
             self.seen = self.seen.to(device)
         if self.bias is not None:
             self.bias = (self.bias[0].to(device), self.bias[1].to(device))
+
+    def uniform(self) -> float:
+        """The next token's random number in [0, 1)."""
+        if not self._taken_back:
+            self._uniform = self.generator.random()
+        self._taken_back = False
+        return self._uniform
+
+    def take_back(self) -> None:
+        """The last number counts as not drawn: its token was thrown away."""
+        self._taken_back = not self.greedy
 
     @property
     def adjusts(self) -> bool:
@@ -123,7 +137,7 @@ def _width(params: SamplingParams, vocab_size: int) -> int:
 def _draw(logits: torch.Tensor, states: list[SamplingState], width: int) -> list[int]:
     """logits: [n, V]. All rows have this `width`; a row's result does not depend on the others."""
     parameters = [state.params for state in states]
-    uniform = torch.tensor([state.generator.random() for state in states], dtype=torch.float64)
+    uniform = torch.tensor([state.uniform() for state in states], dtype=torch.float64)
     temperature = torch.tensor([state.temperature for state in states])[:, None]
     min_p = torch.tensor([item.min_p for item in parameters], dtype=torch.float64)[:, None]
     if width == 0:

@@ -60,6 +60,17 @@ class Scheduler:
         work = [Work(job.sequence, 1) for job in decoding if job in self.running and self._reserve(job)]
         return work + self._plan_prefill(prefill_tokens)
 
+    def reserve_ahead(self, jobs: list[Job]) -> bool:
+        """Pages for the token after the next one of each, without preemption; False, with nothing changed, if they are
+        not to be had."""
+        wanted = [(job.sequence, len(job.sequence.tokens) + 1) for job in jobs]
+        missing = sum(max(0, self.cache.pages_for(tokens) - len(each.pages)) for each, tokens in wanted)
+        return missing <= self.cache.available and all(self.cache.reserve(*each) for each in wanted)
+
+    def restart(self, job: Job) -> None:
+        """Its pages and state are of no use beyond what is cached: it waits, and computes the rest anew."""
+        self._preempt(job, halfway=True)
+
     def remove(self, job: Job, *, keep: bool = True, halfway: bool = False) -> None:
         """The job is over. keep, halfway: as in SequenceCache.release."""
         del self.jobs[job.id]
@@ -91,9 +102,9 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, job: Job) -> None:
+    def _preempt(self, job: Job, *, halfway: bool = False) -> None:
         self.running.remove(job)
-        self.cache.release(job.sequence)
+        self.cache.release(job.sequence, halfway=halfway)
         job.sequence.status = SequenceStatus.WAITING
         bisect.insort(self.waiting, job, key=_arrival)
         self._blocked = False

@@ -58,12 +58,13 @@ def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
 
     started = None
     if device.value != "cpu":
+        use_kernel_cache()
         from ftengine.scheduler.start_gpu import start_on_gpu
 
         assert isinstance(gpu, Gpu)
         device, started = start_on_gpu(beginning(device.value), gpu, device)
     if started is None:
-        refuse_without_gpu(config, device.reason)
+        refuse_without_gpu(config, "--device cpu was given" if config.device == "cpu" else device.reason)
         from ftengine.scheduler.start_cpu import start_on_cpu
 
         device, started = Resolved("cpu", device.reason), start_on_cpu(beginning("cpu"))
@@ -89,7 +90,6 @@ def _asked(config: EngineConfig) -> Iterator[Callable[[], Gpu | NoGpu]]:
     if config.device == "cpu":
         yield lambda: NoGpu("asked for the CPU")
         return
-    use_kernel_cache()
     if config.device == "interpret":
         yield interpreter
         return

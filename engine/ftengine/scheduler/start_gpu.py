@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_byt
 from ftengine.config import Resolved
 from ftengine.core import CacheLayout, Request, SamplingParams
 from ftengine.errors import ConfigError, FtError
+from ftengine.kernels.triton.delta_prefill import load_library
+from ftengine.kernels.triton.precompile import load_compiler
 from ftengine.kernels.triton.tuning import use_cache
 from ftengine.memory import estimate, gpu_errors
 from ftengine.memory.folders import cache_folder
@@ -39,6 +42,7 @@ LOADED, PREPARED, COMPILED = 0.6, 0.7, 0.95  # fractions of the start
 # Tokens of prompts computed before the first request, besides the largest step: numbers of both kinds that Triton
 # compiles separately, divisible by 16 and not.
 WARM_PROMPTS = (97, 512)
+COMPILED_PROMPTS = (2048,)  # whose kernels are compiled and not run: experts' tiles have a size for these lengths
 
 
 def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Resolved[str], Started | None]:
@@ -80,6 +84,8 @@ def _load(
     memory = Resolved(*available_memory())
     _use_gpu(begin, gpu, plan)
     begin.timeline.mark("CUDA")
+    if device.value == "cuda":
+        threading.Thread(target=_load_compilers, args=(begin,), name="import", daemon=True).start()
     options = ModelOptions(
         begin.dtype.value,
         device=device.value,
@@ -123,10 +129,11 @@ def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: 
     )
     model.prepare(setup)
     timeline.mark("experts")
-    model.warm_up(tensors, _part(begin, PREPARED, COMPILED))
-    timeline.mark("graphs")
     limits = Limits(plan.context.value, plan.max_running.value, model.vocab_size, model.eos_token_ids)
     chunk = plan.prefill_chunk.value
+    prompts = [length for length in (*WARM_PROMPTS, *COMPILED_PROMPTS, chunk) if length <= min(chunk, limits.context)]
+    model.warm_up(tensors, _part(begin, PREPARED, COMPILED), prompts)
+    timeline.mark("graphs")
     prefill = PrefillBudget(chunk, config.page_size, config.step_seconds, first=chunk)
     engine = Engine(model, SequenceCache(tensors, pages, slots), limits, prefill)
     progress("warming up", COMPILED)
@@ -192,6 +199,13 @@ def _use_gpu(begin: Beginning, gpu: Gpu, plan: DevicePlan) -> None:
 def _first_contact() -> None:
     """Everything that a driver may take its time for: the context, a kernel's code, a copy back."""
     torch.ones(1, device="cuda").item()
+
+
+def _load_compilers(begin: Beginning) -> None:
+    """While weights are read."""
+    load_compiler()
+    if begin.checkpoint.text_config.get("linear_num_value_heads"):
+        load_library()
 
 
 def _trim(device: torch.device) -> None:

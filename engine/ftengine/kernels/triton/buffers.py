@@ -151,7 +151,7 @@ class SlotTensors:
 
 @dataclass(frozen=True)
 class TraceRing:
-    """What the router said for a step's first row, for the last N steps."""
+    """What the router said for a step's first row, for the last N recorded steps."""
 
     ids: torch.Tensor  # int16 [N, L, K]
     logits: torch.Tensor  # float16 [N, L, E]

@@ -20,7 +20,7 @@ REQUEST = tl.constexpr(2)  # number of the last request to the CPU
 HEAD = tl.constexpr(3)  # of the queue of victims: the first entry that may still be taken
 ARRIVED = tl.constexpr(4)  # rows of the layer under way that are routed
 PENDING = tl.constexpr(5)  # rows that the CPU works on for the layer under way, 0: none
-TRACED = tl.constexpr(6)  # steps recorded
+TRACED = tl.constexpr(6)  # steps recorded since the recording began
 STATE_SIZE = 16
 
 # control, float32
@@ -44,6 +44,7 @@ STEPS = tl.constexpr(7)
 WAITED = tl.constexpr(8)  # ns that the GPU waited for the CPU
 STAGED = tl.constexpr(9)  # copied over the link for prefill
 SEEDED = tl.constexpr(10)  # of them kept in a slot
+COPIED = tl.constexpr(11)  # ns that copies over the link took: fetched, admitted, staged
 COUNTERS = tl.constexpr(16)
 
 ADMIT_MAX = tl.constexpr(4)

@@ -16,7 +16,7 @@ import triton.language as tl
 from ftengine.kernels.mixers import DeltaNet
 from ftengine.kernels.triton.launch import PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import silu, softplus
-from ftengine.kernels.triton.tuning import Config, choose
+from ftengine.kernels.triton.tuning import Config, bucket, choose
 
 # Columns of a state in one program, and its warps; the first is the default.
 CANDIDATES = [{"columns": columns, "warps": warps} for columns, warps in ((32, 4), (16, 2), (16, 4), (64, 4))]
@@ -74,7 +74,7 @@ def conv_delta_step(
             num_warps=max(1, min(config["warps"], columns * key_block // 512)), **launch_options(),
         )  # fmt: skip
 
-    run(choose("delta_step", (key_heads, value_heads, key_dim, value_dim, tokens), CANDIDATES, run))
+    run(choose("delta_step", (key_heads, value_heads, key_dim, value_dim, bucket(tokens)), CANDIDATES, run))
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "fresh"])

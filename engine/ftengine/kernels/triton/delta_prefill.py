@@ -95,6 +95,19 @@ def _prepared(
     return chunked
 
 
+def prepare_again() -> None:
+    """The next call prepares anew: after a rehearsal (precompile.py), in which nothing could be timed."""
+    _prepared.cache_clear()
+
+
+def load_library() -> None:
+    """Imports what long chunks need, which takes seconds; for a thread beside other work."""
+    try:
+        _library()
+    except Exception:  # the first chunk that needs it tells
+        log.debug("fla-core cannot be imported", exc_info=True)
+
+
 def _chunked(rule: Callable[..., Any], inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
     one = (part.unsqueeze(0) for part in (inputs.query, inputs.key, inputs.value, inputs.decay, inputs.rate))
     core, final = rule(*one, initial_state=state.unsqueeze(0), output_final_state=True)

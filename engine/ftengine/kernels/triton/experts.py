@@ -11,21 +11,25 @@ from ftengine.errors import FtError
 from ftengine.formats.format import ExpertLayout, Format, panels
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, Chosen
 from ftengine.kernels.triton.expert_dots import DOT_FORMATS, down_dots, gate_up_dots
+from ftengine.kernels.triton.expert_mma import cut, down_mma, fits, gate_up_mma
 from ftengine.kernels.triton.expert_rows import add_parts, down_parts, down_rows, gate_up_rows
 from ftengine.kernels.triton.expert_tiles import geometry
 from ftengine.kernels.triton.launch import PDL, launch_options
 from ftengine.kernels.triton.portable import EXACT_DOT, large_shared_memory
-from ftengine.kernels.triton.tuning import Config, Key, choose
+from ftengine.kernels.triton.tuning import Config, Key, bucket, choose
 
 # BLOCK: words of a row at a time; the matrix units where there is a SPLIT: runs of 32 words, PANELS (pairs of) panels.
 # With BLOCK < 32 * num_warps the activations are read in the layout of the words: others cost an exchange each.
-ROWS_GATE_UP = ((256, 16), (128, 16), (128, 8), (64, 4))
-ROWS_DOWN = ((512, 32), (256, 16), (128, 8))
+ROWS_GATE_UP = ((256, 16), (128, 8))
+ROWS_DOWN = ((512, 32), (256, 16))
 # PARTS: panels a program of one expert, whose sums are added in a launch of its own. For more than one token.
-PARTS_DOWN = ((4, 64, 8), (2, 64, 4), (4, 64, 4), (8, 64, 16))
+PARTS_DOWN = ((4, 64, 8), (2, 64, 4))
 # SPLIT >= num_warps, or warps compute the same.
-DOTS_GATE_UP = ((4, 1, 4, 3), (4, 2, 4, 3), (8, 1, 8, 1))
+DOTS_GATE_UP = ((4, 1, 4, 3), (4, 2, 4, 3))
 DOTS_DOWN = ((4, 1, 4, 3), (8, 1, 8, 1))
+# num_warps, TILES: runs of 64 columns a warp. Half the instructions of the others, where format and size allow it.
+MMA_GATE_UP = ((8, 4), (4, 4), (8, 2))
+MMA_DOWN = ((16, 4), (8, 4), (16, 2))
 
 
 def experts_decode(
@@ -78,6 +82,14 @@ def candidates(format: Format, columns: int, tokens: int, x: torch.Tensor, gate_
         rows = [
             {"PARTS": panels, "BLOCK": min(block, words), "num_warps": warps} for panels, block, warps in PARTS_DOWN
         ]
+    if x.dtype == torch.bfloat16:
+        mma = [
+            {"TILES": tiles, "num_warps": warps}
+            for warps, tiles in (MMA_GATE_UP if gate_up else MMA_DOWN)
+            if fits(format, columns, warps if gate_up else 1, tiles, x.device)
+        ]
+        if mma:
+            return mma + rows[:1]
     if tokens == 1 or x.dtype != torch.bfloat16 or format not in DOT_FORMATS:
         return rows
     stages_that_fit = 3 if large_shared_memory(x.device) else 1
@@ -103,7 +115,7 @@ def _tuned(
         return full[0]
 
     def key(format: Format) -> Key:
-        return (format.name, *sizes, tokens, len(chosen.slot), str(x.dtype))
+        return (format.name, *sizes, bucket(tokens), len(chosen.slot) // tokens, str(x.dtype))
 
     gate_up = choose(
         "experts_gate_up",
@@ -130,7 +142,13 @@ def _gate_up(
         "PDL": PDL,
     }
     pairs, experts, tokens = panels(layout.intermediate), len(chosen.slot), len(x)
-    if "SPLIT" in config:
+    if "TILES" in config:
+        gate_up_mma[(pairs, experts)](
+            x, x.stride(0), tokens, blocks, chosen.count, chosen.slot, scratch, scratch.stride(0), scratch.stride(1),
+            **cut(2, tokens, config["num_warps"], config["TILES"]), num_warps=config["num_warps"],
+            **constants, **launch_options(),
+        )  # fmt: skip
+    elif "SPLIT" in config:
         gate_up_dots[(triton.cdiv(pairs, config["PANELS"]), experts)](
             x, x.stride(0), tokens, blocks, chosen.count, chosen.slot, scratch, scratch.stride(0), scratch.stride(1),
             TOKENS=_token_block(tokens), EXACT=EXACT_DOT, **constants, **config, **launch_options(),
@@ -153,7 +171,14 @@ def _down(
         "PDL": PDL,
     }
     count, tokens = panels(layout.hidden), len(out)
-    if "SPLIT" in config:
+    if "TILES" in config:
+        down_mma[(count,)](
+            scratch, scratch.stride(0), scratch.stride(1), tokens, blocks, chosen.count, chosen.slot,
+            chosen.combine, chosen.combine.stride(0), out, out.stride(0),
+            **cut(1, tokens, config["num_warps"], config["TILES"]), num_warps=config["num_warps"],
+            **constants, **launch_options(),
+        )  # fmt: skip
+    elif "SPLIT" in config:
         down_dots[(triton.cdiv(count, config["PANELS"]),)](
             scratch, scratch.stride(0), scratch.stride(1), tokens, blocks, chosen.count, chosen.slot,
             chosen.combine, chosen.combine.stride(0), out, out.stride(0),

@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import FetchList, RouteBuffers, SlotTensors
-from ftengine.kernels.triton.cachestate import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT
+from ftengine.kernels.triton.cachestate import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT, COPIED
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
+from ftengine.kernels.triton.system import nanoseconds
 
 PIECE = 2048  # int64 a program has in flight: 16 KiB
 PROGRAMS = 2 if INTERPRETED else 32  # x 16 KiB cover the link's latency of ~2 us at 55 GB/s several times
@@ -35,18 +36,23 @@ class Bank(Protocol):
 def fetch(pool: SlotTensors, moe_index: int, bank: Bank, buffers: RouteBuffers) -> None:
     """Copies the blocks that `route` listed in buffers.fetch; capturable. bank.blocks: pinned, or the device's."""
     if pool.readable and not pool.resident:
-        copy_blocks(pool, bank, buffers.fetch, PDL)
+        copy_blocks(pool, bank, buffers.fetch, moe_index, in_chain=PDL)
 
 
-def copy_blocks(pool: SlotTensors, bank: Bank, listed: FetchList, in_chain: bool = False) -> None:
+def copy_blocks(
+    pool: SlotTensors, bank: Bank, listed: FetchList, moe_index: int | None = None, *, in_chain: bool = False
+) -> None:
     """pool.blocks[listed.slot[i]] = bank.blocks[listed.expert[i]] for i < listed.count.
 
-    in_chain: launched early, between two kernels of the step that wait for each other (launch.py).
+    moe_index: whose counters get the time it took; None: nobody's. in_chain: launched early, between two kernels of the
+    step that wait for each other (launch.py).
     """
+    timed = moe_index is not None
     _copy_blocks[(PROGRAMS,)](
         _words(pool.blocks), _words(bank.blocks), listed.count, listed.expert, listed.slot, listed.count,
-        pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
-        PIECE=PIECE, MARK=False, PDL=in_chain, num_warps=WARPS, **(launch_options() if in_chain else {}),
+        pool.counters[moe_index] if timed else pool.counters, pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
+        PIECE=PIECE, MARK=False, TIMED=timed, INTERPRETED=INTERPRETED, PDL=in_chain, num_warps=WARPS,
+        **(launch_options() if in_chain else {}),
     )  # fmt: skip
 
 
@@ -54,8 +60,9 @@ def copy_within(pool: SlotTensors, listed: FetchList) -> None:
     """pool.blocks[listed.slot[i]] = pool.blocks[listed.expert[i]] for i < listed.count, no slot on both sides."""
     words = _words(pool.blocks)
     _copy_blocks[(8 * PROGRAMS,)](
-        words, words, listed.count, listed.expert, listed.slot, listed.count, words.shape[1], words.shape[1],
-        PIECE=PIECE, MARK=False, PDL=False, num_warps=WARPS,
+        words, words, listed.count, listed.expert, listed.slot, listed.count, pool.counters,
+        words.shape[1], words.shape[1],
+        PIECE=PIECE, MARK=False, TIMED=False, INTERPRETED=INTERPRETED, PDL=False, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -66,8 +73,9 @@ def admit(pool: SlotTensors, moe_index: int, bank: Bank) -> None:
     row = pool.admit[moe_index]
     _copy_blocks[(BACKGROUND_PROGRAMS,)](
         _words(pool.blocks), _words(bank.blocks), row[ADMIT_COUNT.value :], row[ADMIT_EXPERT.value :],
-        row[ADMIT_SLOT.value :], row[ADMIT_COPIED.value :], pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
-        PIECE=PIECE, MARK=True, PDL=False, num_warps=WARPS,
+        row[ADMIT_SLOT.value :], row[ADMIT_COPIED.value :], pool.counters[moe_index],
+        pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
+        PIECE=PIECE, MARK=True, TIMED=True, INTERPRETED=INTERPRETED, PDL=False, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -77,13 +85,16 @@ def _words(blocks: torch.Tensor) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["count", "expert", "slot", "copied"])
 def _copy_blocks(
-    slots, source, count, expert, slot, copied, slot_words, block_words,
-    PIECE: tl.constexpr, MARK: tl.constexpr, PDL: tl.constexpr,
+    slots, source, count, expert, slot, copied, counters, slot_words, block_words,
+    PIECE: tl.constexpr, MARK: tl.constexpr, TIMED: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
     start_next(PDL)
     entries = tl.load(count)
     pieces = tl.cdiv(block_words, PIECE)
+    if TIMED:
+        before = tl.load(counters + COPIED)
+        start = nanoseconds(INTERPRETED)
     if MARK:  # noqa: SIM102 (one is known when the kernel is compiled)
         if tl.program_id(0) == 0:
             tl.store(copied, entries)
@@ -94,3 +105,13 @@ def _copy_blocks(
         origin = source + tl.load(expert + entry).to(tl.int64) * block_words
         target = slots + tl.load(slot + entry).to(tl.int64) * slot_words
         tl.store(target + word, tl.load(origin + word, inside), inside)
+    if TIMED:  # noqa: SIM102 (one is known when the kernel is compiled)
+        # No program has more pieces than the first, and all share the link: its time is the kernel's, without atomics.
+        # No other kernel writes this counter meanwhile: a layer's copies, and what else counts for it, have an order.
+        if (tl.program_id(0) == 0) & (entries > 0):
+            tl.debug_barrier()  # every thread has what it asked for
+            if INTERPRETED:
+                spent = tl.full((), 1, tl.int64)  # copies instead of time
+            else:
+                spent = nanoseconds(INTERPRETED) - start
+            tl.store(counters + COPIED, before + spent)

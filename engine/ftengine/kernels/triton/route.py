@@ -103,11 +103,13 @@ def _route(
     column, place = tl.arange(0, EP), tl.arange(0, KP)
     wait_for_previous(PDL)
     start_next(PDL)
+    # What is needed besides the ids is asked for now and comes while the top-k is found.
+    if RECORD:
+        recording = tl.load(control + TRACE)
     x = tl.load(logits + row * logits_stride + column, column < experts, float("-inf"))
     if CPU:
         _copy_row(hidden + row * hidden_stride, box_rows + row * width, width, HP)
     if not RESIDENT:
-        # What deciding needs besides the ids is asked for now and comes while the top-k is found.
         step, tick, head = tl.load(state + STEP), tl.load(state + TICK), tl.load(state + HEAD)
         entry = head + tl.arange(0, W)
         victim = tl.load(queue + entry, entry < slots, -1)
@@ -123,10 +125,14 @@ def _route(
     else:
         tl.store(gates_out + row, 1.0)
     if RECORD:  # noqa: SIM102 (one is known when the kernel is compiled)
-        if (row == 0) & (tl.load(control + TRACE) != 0.0):
-            line = (tl.load(state + TRACED) % ring_steps).to(tl.int64) * layers + moe_index
+        if (row == 0) & (recording != 0.0):
+            done = tl.load(state + TRACED)
+            line = (done % ring_steps).to(tl.int64) * layers + moe_index
             tl.store(ring_ids + line * K + place, ids.to(tl.int16), place < K)
             tl.store(ring_logits + line * experts + column, x.to(tl.float16), column < experts)
+            if moe_index == layers - 1:
+                tl.debug_barrier()  # every thread knows its line
+                tl.store(state + TRACED, done + 1)
     last = True
     if T > 1:
         if not RESIDENT and POLICY != LRU:

@@ -109,6 +109,20 @@ def choose_tokens(
         )  # fmt: skip
 
 
+def hand_on(out: torch.Tensor, ids: torch.Tensor) -> None:
+    """Queues ids[:] = out[:N], with token 0 where `choose_tokens` wrote none.
+
+    out: int32 [at least N], may be mapped host memory. ids: int32 [N].
+    """
+    _hand_on[(len(ids),)](out, ids, num_warps=1)
+
+
+@triton.jit
+def _hand_on(out, ids):
+    row = tl.program_id(0)
+    tl.store(ids + row, tl.maximum(tl.load(out + row), 0))
+
+
 @triton.jit
 def _scan(
     logits, numbers, largest, place, total, count, stride, V: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr

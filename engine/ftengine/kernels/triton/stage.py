@@ -46,6 +46,7 @@ class PrefillRoutes:
     missing: FetchList  # count int32 [rounds]; round r's are at [r * half, (r + 1) * half)
     rounds: int
     half: int
+    moe_index: int
 
 
 def route_prefill(
@@ -76,6 +77,7 @@ def route_prefill(
         missing=FetchList(ints(rounds), ints(experts), ints(experts)),
         rounds=rounds,
         half=half,
+        moe_index=moe_index,
     )
     padded = triton.next_power_of_2(experts)
     _route_rows[(rows,)](
@@ -100,7 +102,7 @@ def stage(pool: SlotTensors, bank: Bank, routes: PrefillRoutes, round: int) -> N
         return
     count, expert, slot = (part[start:] for part, start in _parts(routes, round))
     if pool.readable:
-        copy_blocks(pool, bank, FetchList(count, expert, slot))
+        copy_blocks(pool, bank, FetchList(count, expert, slot), routes.moe_index)
         return
     listed = int(count[0])
     for source, target in zip(expert[:listed].tolist(), slot[:listed].tolist(), strict=True):

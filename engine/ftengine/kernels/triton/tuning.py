@@ -2,7 +2,8 @@
 
 At a request nothing is timed: `choose` gives what the cache has, else the first candidate, which is a good one for an
 H200. The cache is `tuning.json` in the folder given to `use_cache`; it names the GPU and the versions of Triton and of
-this project, and what does not match them or the candidates at hand is measured anew.
+this project, and what does not match them or the candidates at hand is measured anew. Timing has a budget for the whole
+process; what it does not reach takes the first candidate, for good: no later start waits again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,15 +30,30 @@ Key = tuple[int | str | bool, ...]
 
 FILE_NAME = "tuning.json"
 WARM_UP, REPEATS = 2, 9
+BUDGET_SECONDS = 30.0  # of timing in a process, the candidates' compilation included
+# GPUs on which candidates were measured by hand, with bench/gpu_linear.py, gpu_experts.py and gpu_mixers.py, and stand
+# in the order that came of it: nothing is timed there.
+MEASURED = ("H200",)
 FLUSH_BYTES = 256 << 20  # written between two runs so that no weights lie in the L2 cache
 
 
 class Tuner:
-    """Choices by kernel and key. `folder`: where they are kept, None: nowhere."""
+    """Choices by kernel and key. `folder`: where they are kept, None: nowhere. seconds: of timing; clock: tells them.
 
-    def __init__(self, folder: Path | None = None) -> None:
+    enabled: what is not known may be timed; listing: its candidates are launched once instead, to be compiled.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        seconds: float = BUDGET_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.folder = folder
         self.enabled = False
+        self.listing = False
+        self._left = seconds
+        self._clock = clock
         self._chosen: dict[str, Config] = _read(folder) if folder is not None else {}
         self._changed = False
 
@@ -47,11 +64,26 @@ class Tuner:
         known = self._chosen.get(name)
         if known is not None and known in candidates:
             return known
-        if not self.enabled or not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+        if not self.enabled or not _worth_timing() or torch.cuda.is_current_stream_capturing():
             return candidates[0]
-        best = _fastest(name, candidates, run)
+        if self.listing:
+            for candidate in candidates:
+                run(candidate)
+            return candidates[0]
+        best = self._timed(name, candidates, run)
         self._chosen[name] = best
         self._changed = True
+        return best
+
+    def _timed(self, name: str, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+        """The first candidate once the budget is used up; what began in time is finished."""
+        if self._left <= 0:
+            return candidates[0]
+        start = self._clock()
+        best = _fastest(name, candidates, run)
+        self._left -= self._clock() - start
+        if self._left <= 0:
+            log.info("kernels were tuned for as long as a start may take; the others have their default settings")
         return best
 
     def save(self) -> None:
@@ -94,6 +126,23 @@ def tuning() -> Iterator[None]:
         tuner.save()
 
 
+@contextmanager
+def listing() -> Iterator[None]:
+    """Inside, `choose` launches what `tuning` would time, each once: for precompile.py, where that only compiles."""
+    tuner = _tuner
+    before = tuner.enabled, tuner.listing
+    tuner.enabled = tuner.listing = True
+    try:
+        yield
+    finally:
+        tuner.enabled, tuner.listing = before
+
+
+def bucket(tokens: int) -> int:
+    """For keys: steps of 2 to 8 and of 9 to 16 tokens share what is chosen for them."""
+    return 1 if tokens == 1 else 8 if tokens <= 8 else 16
+
+
 def choose(kernel: str, key: Key, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
     """The configuration of `candidates` to launch `kernel` with, for shapes and formats that `key` tells apart.
 
@@ -101,6 +150,10 @@ def choose(kernel: str, key: Key, candidates: Sequence[Config], run: Callable[[C
     scratch. A candidate that does not compile or fit here is left out. Never times while a graph is captured.
     """
     return _tuner.choose(kernel, key, candidates, run)
+
+
+def _worth_timing() -> bool:
+    return torch.cuda.is_available() and not any(name in torch.cuda.get_device_name() for name in MEASURED)
 
 
 def _fastest(name: str, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:

@@ -23,8 +23,6 @@ from ftengine.kernels.triton.cachestate import (
     PERIOD,
     STEP,
     TICK,
-    TRACE,
-    TRACED,
     moved_back,
 )
 from ftengine.kernels.triton.portable import bound
@@ -34,13 +32,13 @@ ROWS, COLUMNS = 32, 256
 
 def end_step(pool: SlotTensors) -> None:
     """After a decode step; capturable."""
-    if pool.resident and pool.trace is None:
+    if pool.resident:
         return
     layers, experts = pool.table.shape
     _end_step[(1,)](
-        pool.table, pool.keys, pool.score, pool.admit, pool.control, pool.counters, pool.state, layers, experts,
+        pool.table, pool.keys, pool.score, pool.admit, pool.counters, pool.state, layers, experts,
         EP=triton.next_power_of_2(experts), LP=triton.next_power_of_2(layers), POLICY=pool.policy,
-        RECORD=pool.trace is not None, RESIDENT=pool.resident, num_warps=4,
+        num_warps=4,
     )  # fmt: skip
     choose_victims(pool)
 
@@ -57,37 +55,32 @@ def choose_victims(pool: SlotTensors) -> None:
 
 @triton.jit
 def _end_step(
-    table, keys, score, admit, control, counters, state, layers, experts,
-    EP: tl.constexpr, LP: tl.constexpr, POLICY: tl.constexpr, RECORD: tl.constexpr, RESIDENT: tl.constexpr,
+    table, keys, score, admit, counters, state, layers, experts,
+    EP: tl.constexpr, LP: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
-    if RECORD:  # noqa: SIM102 (one is known when the kernel is compiled)
-        if tl.load(control + TRACE) != 0.0:
-            tl.store(state + TRACED, tl.load(state + TRACED) + 1)
-    if not RESIDENT:
-        layer = tl.arange(0, LP)
-        here = layer < layers
-        line = admit + layer * ADMIT_SIZE
-        admitted = tl.minimum(
-            tl.load(line + ADMIT_COUNT, here, 0), tl.load(line + ADMIT_COPIED, here, 0)
-        )  # a list that nobody copied admits nothing
-        for entry in tl.static_range(ADMIT_MAX):
-            ready = here & (entry < admitted)
-            key = layer * experts + tl.load(line + ADMIT_EXPERT + entry, ready, 0)
-            slot = tl.load(line + ADMIT_SLOT + entry, ready, 0)
-            tl.store(table + key, slot, ready)
-            tl.store(keys + slot, key, ready)
-        tl.store(line + ADMIT_COUNT, 0, here)
-        total = counters + layer * COUNTERS + ADMITTED
-        tl.store(total, tl.load(total, here, 0) + admitted.to(tl.int64), here)
-        tl.store(state + STEP, tl.load(state + STEP) + 1)
-        tick = tl.load(state + TICK) + 1
-        if tick == PERIOD:
-            tick -= PERIOD
-            column = tl.arange(0, EP)
-            for row in range(bound(layers)):
-                place = score + row * experts + column
-                tl.store(place, moved_back(tl.load(place, column < experts, 0.0), POLICY), column < experts)
-        tl.store(state + TICK, tick)
+    layer = tl.arange(0, LP)
+    here = layer < layers
+    line = admit + layer * ADMIT_SIZE
+    # A list that nobody copied admits nothing.
+    admitted = tl.minimum(tl.load(line + ADMIT_COUNT, here, 0), tl.load(line + ADMIT_COPIED, here, 0))
+    for entry in tl.static_range(ADMIT_MAX):
+        ready = here & (entry < admitted)
+        key = layer * experts + tl.load(line + ADMIT_EXPERT + entry, ready, 0)
+        slot = tl.load(line + ADMIT_SLOT + entry, ready, 0)
+        tl.store(table + key, slot, ready)
+        tl.store(keys + slot, key, ready)
+    tl.store(line + ADMIT_COUNT, 0, here)
+    total = counters + layer * COUNTERS + ADMITTED
+    tl.store(total, tl.load(total, here, 0) + admitted.to(tl.int64), here)
+    tl.store(state + STEP, tl.load(state + STEP) + 1)
+    tick = tl.load(state + TICK) + 1
+    if tick == PERIOD:
+        tick -= PERIOD
+        column = tl.arange(0, EP)
+        for row in range(bound(layers)):
+            place = score + row * experts + column
+            tl.store(place, moved_back(tl.load(place, column < experts, 0.0), POLICY), column < experts)
+    tl.store(state + TICK, tick)
 
 
 @triton.jit

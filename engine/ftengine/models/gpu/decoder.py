@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -12,7 +12,9 @@ import torch
 from ftengine.core import Batch, CacheLayout, CacheTensors
 from ftengine.experts.pool import ExpertBank
 from ftengine.kernels.triton.buffers import DECODE_TOKENS
-from ftengine.kernels.triton.tuning import tuning
+from ftengine.kernels.triton.delta_prefill import prepare_again
+from ftengine.kernels.triton.precompile import precompile
+from ftengine.kernels.triton.tuning import listing, tuning
 from ftengine.models.base import Found
 from ftengine.models.gpu.experts import GpuExperts
 from ftengine.models.gpu.graphs import DecodeSteps, Progress
@@ -20,6 +22,8 @@ from ftengine.models.gpu.inputs import spare_chunk
 from ftengine.models.gpu.prefill import prefill_step
 from ftengine.models.gpu.setup import GpuSetup
 from ftengine.models.gpu.weights import DeviceWeights
+
+COMPILED = 0.8  # fraction of warming up
 
 
 @dataclass
@@ -38,7 +42,7 @@ class Launched(Generic[Found]):
 
 
 class GpuDecoder:
-    """Fulfils ftengine.models.base.Model and Launching. Loaded, then prepared, then (on a GPU) warmed up.
+    """Fulfils ftengine.models.base.Model and LaunchingAhead. Loaded, then prepared, then (on a GPU) warmed up.
 
     weights: dense parts, on the device; banks: the routed experts of each MoE layer, in host memory.
     """
@@ -82,25 +86,51 @@ class GpuDecoder:
         self.steps = DecodeSteps(self.weights, self._experts, setup.decode_tokens, setup.context, setup.page_size)
 
     @torch.no_grad()
-    def warm_up(self, cache: CacheTensors, progress: Progress) -> None:
+    def warm_up(self, cache: CacheTensors, progress: Progress, prompts: Sequence[int] = ()) -> None:
         """Compiles and tunes what steps over this cache launch, and captures graphs of decode steps.
 
-        cache: from `allocate_cache` for this device. Under the interpreter there is nothing to do.
+        cache: from `allocate_cache` for this device. prompts: lengths whose kernels are compiled besides those of
+        short ones. Under the interpreter there is nothing to do.
         """
         assert self.steps is not None, "the model is not prepared"
         if self.device.type == "cuda":
+            # Both kinds of numbers that Triton compiles for: divisible by 16 and not.
+            page = min(DECODE_TOKENS, cache.page_size)
+            short = [tokens for tokens in (page, page - 1) if tokens]
+            self._compile(cache, [*sorted(prompts, reverse=True), *short], progress)
             self.experts.wake()
-            self.steps.capture(cache, progress)
+            self.steps.capture(cache, lambda stage, done: progress(stage, COMPILED + (1 - COMPILED) * done))
             with tuning():
-                # Both kinds of numbers that Triton compiles for: divisible by 16 and not.
-                for tokens in {min(DECODE_TOKENS, cache.page_size), min(DECODE_TOKENS, cache.page_size) - 1} - {0}:
+                for tokens in short:
                     prefill_step(self.weights, cache, spare_chunk(cache, tokens), self.experts)
             torch.cuda.synchronize()
             self.experts.check()
 
     def launch(self, batch: Batch, cache: CacheTensors, sampler: Callable[[torch.Tensor], Found]) -> Launched[Found]:
         """See models.base.Launching."""
-        result = sampler(self._queue(batch, cache))
+        return self._launched(sampler(self._queue(batch, cache)))
+
+    @property
+    def rows_ahead(self) -> int:
+        """See models.base.LaunchingAhead."""
+        return 0 if self.steps is None else self.steps.tokens
+
+    def launch_ahead(
+        self,
+        batch: Batch,
+        cache: CacheTensors,
+        ids: Callable[[torch.Tensor], None],
+        sampler: Callable[[torch.Tensor], Found],
+    ) -> Launched[Found]:
+        """See models.base.LaunchingAhead."""
+        assert self.steps is not None, "the model is not prepared"
+        assert self.steps.takes(batch), "a step that no graph takes cannot be launched ahead"
+        self.experts.wake()
+        with torch.no_grad():
+            logits = self.steps.run(batch, cache, ids)
+        return self._launched(sampler(logits))
+
+    def _launched(self, result: Found) -> Launched[Found]:
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -116,6 +146,29 @@ class GpuDecoder:
         if self._experts is not None:
             self._experts.close()
         self._experts = self.steps = None
+
+    def _compile(self, cache: CacheTensors, prompts: Sequence[int], progress: Progress) -> None:
+        """Kernels of all decode steps and of prompts of these lengths, many at a time."""
+        assert self.steps is not None
+        steps, pool = self.steps, self.experts.pool
+
+        def launch() -> None:
+            with listing():
+                steps.rehearse(cache)
+                # The longest first: what it takes is divided among the others.
+                # Where the host copies what kernels wrote that it shall copy, there is nothing to rehearse.
+                for tokens in prompts if pool is None or pool.tensors.readable else ():
+                    prefill_step(self.weights, cache, spare_chunk(cache, tokens), self.experts)
+
+        def say(done: int, count: int) -> None:
+            progress(f"compiling kernels {done}/{count}", COMPILED * done / count)
+
+        progress("compiling kernels", 0.0)
+        try:
+            precompile(launch, say)
+        finally:
+            prepare_again()
+        torch.cuda.synchronize()
 
     @torch.no_grad()
     def _queue(self, batch: Batch, cache: CacheTensors) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 
 import torch
@@ -13,8 +15,10 @@ from ftengine.models.gpu.inputs import InputBuffers
 from ftengine.models.gpu.weights import DeviceWeights
 from ftengine.models.gpu.workspace import Workspace
 
+log = logging.getLogger("ftengine.graphs")
+
 Progress = Callable[[str, float], None]
-STAGE = "compiling kernels"
+STAGE = "capturing decode steps"
 
 
 class DecodeSteps:
@@ -40,9 +44,14 @@ class DecodeSteps:
         fits = rows <= self.tokens and batch.page_table.shape[1] <= self._inputs.pages
         return fits and len(batch.input_ids) == rows
 
-    def run(self, batch: Batch, cache: CacheTensors) -> torch.Tensor:
-        """Queues the step. Returns float32 logits [B, V] in a buffer that the next step overwrites."""
+    def run(self, batch: Batch, cache: CacheTensors, ids: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
+        """Queues the step. Returns float32 logits [B, V] in a buffer that the next step overwrites.
+
+        ids: as in models.base.LaunchingAhead.
+        """
         self._inputs.fill(batch)
+        if ids is not None:
+            ids(self._inputs.views(len(batch.sequences)).ids)
         return self.again(len(batch.sequences), cache)
 
     def again(self, rows: int, cache: CacheTensors) -> torch.Tensor:
@@ -54,11 +63,17 @@ class DecodeSteps:
             self._launch(rows, cache)
         return self._workspace.of(rows).logits
 
+    def rehearse(self, cache: CacheTensors) -> None:
+        """The launches of each number of sequences, for precompile.py, which makes none of them."""
+        for rows in range(self.tokens, 0, -1):
+            self._launch(rows, cache)
+
     def capture(self, cache: CacheTensors, progress: Progress) -> None:
-        """A graph for each number of sequences, over this cache; kernels are compiled and tuned before.
+        """A graph for each number of sequences, over this cache; what is not compiled and tuned yet is so before.
 
         cache: as `allocate_cache` makes it for a device: its last page and slot are written.
         """
+        start = time.perf_counter()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         pool = None
@@ -76,6 +91,7 @@ class DecodeSteps:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         self._captured = cache
+        log.info("decode steps of up to %d sequences captured in %.1f s", self.tokens, time.perf_counter() - start)
 
     def _launch(self, rows: int, cache: CacheTensors) -> None:
         decode_step(self._weights, cache, self._inputs.views(rows), self._workspace.of(rows), self._experts)

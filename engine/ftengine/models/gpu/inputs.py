@@ -34,9 +34,9 @@ class InputBuffers:
         self.pages = pages
         self._header = len(FIELDS) * tokens
         size = self._header + tokens * pages
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        # Two, in turns: a step may be prepared while the one before still waits to be copied.
+        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(2)]
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._numbers = self._host.numpy()
 
     def views(self, rows: int) -> DecodeInputs:
         """For a step of `rows` sequences."""
@@ -46,9 +46,10 @@ class InputBuffers:
         return DecodeInputs(ids, positions, lengths, slot_mapping, state_slots, fresh, table[:rows])
 
     def fill(self, batch: Batch) -> None:
-        """Queues the copy of a batch with one token a sequence. The copy before must be done."""
+        """Queues the copy of a batch with one token a sequence. The copy before the last one must be done."""
         rows = len(batch.sequences)
-        header = self._numbers[: self._header].reshape(len(FIELDS), self.tokens)
+        numbers = self._turn()
+        header = numbers[: self._header].reshape(len(FIELDS), self.tokens)
         positions = batch.positions.numpy()
         header[0, :rows] = batch.input_ids.numpy()
         header[1, :rows] = positions
@@ -56,7 +57,7 @@ class InputBuffers:
         header[3, :rows] = batch.slot_mapping.numpy()
         header[4, :rows] = batch.state_slots.numpy()
         header[5, :rows] = positions == 0
-        table = self._numbers[self._header :].reshape(self.tokens, self.pages)
+        table = numbers[self._header :].reshape(self.tokens, self.pages)
         # What lies beyond a sequence's pages is of an earlier step, and not read.
         table[:rows, : batch.page_table.shape[1]] = batch.page_table.numpy()
         self._copy(rows)
@@ -64,18 +65,23 @@ class InputBuffers:
     def fill_spare(self, rows: int, cache: CacheTensors) -> None:
         """A step that writes only where no sequence's keys, values and states are; for warming up."""
         page, slot = _spare(cache)
-        header = self._numbers[: self._header].reshape(len(FIELDS), self.tokens)
+        numbers = self._turn()
+        header = numbers[: self._header].reshape(len(FIELDS), self.tokens)
         header[:, :rows] = 0
         header[2, :rows] = 1
         header[3, :rows] = page * cache.page_size
         header[4, :rows] = slot
         header[5, :rows] = 1
-        self._numbers[self._header :].reshape(self.tokens, self.pages)[:rows] = page
+        numbers[self._header :].reshape(self.tokens, self.pages)[:rows] = page
         self._copy(rows)
+
+    def _turn(self) -> numpy.ndarray:
+        self._hosts.reverse()
+        return self._hosts[0].numpy()
 
     def _copy(self, rows: int) -> None:
         end = self._header + rows * self.pages
-        self._device[:end].copy_(self._host[:end], non_blocking=True)
+        self._device[:end].copy_(self._hosts[0][:end], non_blocking=True)
 
 
 def spare_chunk(cache: CacheTensors, tokens: int) -> Batch:

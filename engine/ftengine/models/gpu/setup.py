@@ -8,6 +8,8 @@ from typing import Literal
 from ftengine.experts.split import LaneCosts
 from ftengine.kernels.triton.buffers import DECODE_TOKENS
 
+TRACE_STEPS = 32  # 0.7 MB for a model in the shape of Qwen3.6-35B-A3B; a recording empties the ring as it fills
+
 Strategy = Literal["resident", "offload", "cpu", "hybrid"]
 
 
@@ -26,7 +28,7 @@ class GpuSetup:
     slots: int = 0  # experts that stay from step to step; of no meaning when resident
     staging: int = 0  # experts that are there for one layer
     threads: int = 1  # of the CPU's lane
-    trace_steps: int = 0  # of routing that can be recorded
+    trace_steps: int = TRACE_STEPS  # of routing that lie on the GPU while they are recorded; 0: none can be
     readable: bool = True  # the GPU can read the experts in host memory: they are pinned
     branches: bool = True  # the shared expert is computed beside the lookup
     costs: LaneCosts | None = None  # of the two lanes at the same time, where they were measured

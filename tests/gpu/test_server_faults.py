@@ -1,0 +1,194 @@
+"""A real server on a real GPU: it and its engine are killed in the middle of answers, and its experts lack room.
+
+    python -m pytest -m slow -s tests/gpu/test_server_faults.py
+
+The GPU's memory is watched from here, so nothing else may take or leave more than SLACK of it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import torch
+
+from tests.api.sse_reader import Frame, frames
+from tests.models import tiny
+from tests.support.serving import SCRIPTED_CHECKPOINT, RunningServer, scripted_environment, serve
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to give back"),
+]
+
+COMPILING = 200.0  # seconds for the first start
+ROUNDS, SECONDS = 5, 5.0  # within which everything is gone
+SLACK = 6 << 30  # bytes of GPU memory: what other tests on the same GPU may take meanwhile
+KV_TOKENS = 3 << 20  # 18 GiB of keys and values: their return shows
+PROMPTS, TOKENS, BUDGET = 500, 8, 15.0  # prompts, tokens of an answer, seconds in which one server is asked
+VOCABULARY = 8192  # the tokenizer's
+LONG = [7, 300, 4000, 12, 900]
+
+COMMON = ("--dtype", "float32", "--max-running-requests", "2")
+ON_GPU = (
+    "--device", "cuda", "--max-prefill-length", "512", "--cache-device", "16MiB", "--moe-cpu-threads", "3", *COMMON,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all servers: kernels are compiled once."""
+    return tmp_path_factory.mktemp("faults")
+
+
+# Each layer's experts fill more than a MiB: smaller ones share pages with other data and are not pinned.
+EXPERTS = {"num_experts": 16, "moe_intermediate_size": 96}
+
+
+def checkpoint(folder: Path, **changes: object) -> Path:
+    """Random weights behind the scripted model's tokenizer."""
+    changes = {"vocab_size": VOCABULARY, "linear_value_head_dim": 32, "eos_token_id": 2, **EXPERTS, **changes}
+    tiny.write("qwen3.5", folder, **changes)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(SCRIPTED_CHECKPOINT / name, folder / name)
+    return folder
+
+
+@contextlib.contextmanager
+def serving(folder: Path, home: Path, *flags: str) -> Iterator[tuple[RunningServer, httpx.Client]]:
+    # Whatever this process found where it did, the server finds too; it runs in another folder.
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
+    environment = {**scripted_environment(home), "FT_PLUGINS": "", "PYTHONPATH": path}
+    with (
+        serve(folder, home, *flags, environment=environment, seconds=COMPILING) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=90) as client,
+    ):
+        yield server, client
+
+
+def body(prompt: list[int], tokens: int, **more: object) -> dict[str, object]:
+    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+
+
+def answer(client: httpx.Client, prompt: list[int], tokens: int = TOKENS) -> str:
+    response = client.post("/v1/completions", json=body(prompt, tokens))
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def interrupted(client: httpx.Client, pid: int, number: int) -> list[Frame]:
+    """A long answer's frames; `pid` gets the signal when the third has come."""
+    received: list[Frame] = []
+    with client.stream("POST", "/v1/completions", json=body(LONG, 8000, stream=True)) as response:
+        try:
+            for frame in frames(response.iter_bytes()):
+                received += [frame] if isinstance(frame, Frame) else []
+                if len(received) == 3:
+                    os.kill(pid, number)
+        except httpx.TransportError:
+            pass  # the server itself is gone
+    assert len(received) >= 3
+    return received
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    one = psutil.Process(pid)
+    return [one, *one.children(recursive=True)]
+
+
+def free() -> int:
+    return torch.cuda.mem_get_info()[0]
+
+
+def wait_gone(processes: list[psutil.Process], memory: int) -> float:
+    """Until none of them runs and so much of the GPU's memory is free; how long that took."""
+    begun = time.monotonic()
+    while left := running(processes) or free() < memory:
+        assert time.monotonic() - begun < SECONDS, f"{left}: {running(processes)}, {free() >> 20} MiB free"
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def test_killed_while_streaming(home: Path, tmp_path: Path) -> None:
+    """Each round: kill -9 of the engine, after which the server answers as before; then the server ends, by SIGTERM and
+    kill -9 in turn."""
+    layers = ["linear_attention", *["full_attention"] * 3]
+    folder = checkpoint(tmp_path / "model", head_dim=128, layer_types=layers, max_position_embeddings=16384)
+    flags = (
+        *ON_GPU, "--max-running-requests", "1", "--context", "9000", "--kv-tokens", str(KV_TOKENS),
+        "--moe-backend", "hybrid", "--moe-cache-size", "5",
+    )  # fmt: skip
+    before, expected, took = free(), None, []
+    for number in range(ROUNDS):
+        with serving(folder, home, *flags) as (server, client):
+            said = answer(client, LONG)
+            expected = expected or said
+            assert said == expected
+            held = before - free()
+            assert held > 2 * SLACK, "what is to come back would not show"
+            killed = family(client.get("/health").json()["engine_pid"])
+            assert interrupted(client, killed[0].pid, signal.SIGKILL)[-1].data["error"]["message"]
+            assert answer(client, LONG) == expected  # waits for the next engine
+            assert client.get("/health").json()["restarts"] == 1
+            assert running(killed) == []
+            assert before - free() < held + SLACK, "the engine that was killed left memory behind"
+            everyone = family(server.pid)
+            assert len(everyone) >= 2
+            interrupted(client, server.pid, signal.SIGKILL if number % 2 else signal.SIGTERM)
+            took.append(wait_gone(everyone, before - SLACK))
+    print(f"\n{ROUNDS} engines killed, {ROUNDS} servers ended while streaming; gone after at most {max(took):.1f} s")
+
+
+def answers(client: httpx.Client, prompts: list[list[int]], seconds: float) -> list[str]:
+    """Of as many of the prompts as can be asked in that time, two at once."""
+    deadline = time.monotonic() + seconds
+
+    def ask(prompt: list[int]) -> str | None:
+        return answer(client, prompt) if time.monotonic() < deadline else None
+
+    with ThreadPoolExecutor(2) as pool:
+        return [text for text in pool.map(ask, prompts) if text is not None]
+
+
+# None, what measured costs say, and all of the missing experts for the CPU; room for one of 64 experts, a few, none.
+PRESSURE = {
+    "offload": ("--moe-backend", "offload", "--moe-cache-size", "1"),
+    "hybrid": ("--moe-backend", "hybrid", "--moe-cache-size", "5"),
+    "cpu": ("--moe-backend", "cpu"),
+}
+
+
+def test_greedy_answers_under_pressure_are_the_cpus(home: Path, tmp_path: Path) -> None:
+    """500 prompts to each strategy, against `--device cpu` in float32."""
+    folder, draw = checkpoint(tmp_path / "model"), random.Random(3)
+    prompts = [[draw.randrange(3, VOCABULARY) for _ in range(draw.randint(3, 40))] for _ in range(PROMPTS)]
+    with serving(folder, home, "--device", "cpu", "--threads", "1", "--context", "512", *COMMON) as (_, client):
+        expected = answers(client, prompts, BUDGET)
+    compared = 0
+    for name, flags in PRESSURE.items():
+        with serving(folder, home, *ON_GPU, "--context", "512", "--kv-tokens", "4096", *flags) as (server, client):
+            found = answers(client, prompts[: len(expected)], BUDGET)
+            wrong = [place for place, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b]
+            assert not wrong, f"{name}: {len(wrong)} of {len(found)} answers differ"
+            counted = server.stats()["engine"]["experts"]["total"]
+        assert counted["fetched"] + counted["cpu_experts"] == counted["misses"] > 0
+        assert name == "hybrid" or (counted["cpu_experts"] > 0) == (name == "cpu"), counted
+        print(f"\n{name}: {len(found)} prompts, {counted['fetched']} experts fetched, {counted['cpu_experts']} not")
+        compared += len(found)
+    print(f"{compared} answers of {TOKENS} tokens are those of the CPU in float32")
+    assert compared >= PROMPTS
