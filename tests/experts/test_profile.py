@@ -102,7 +102,34 @@ def test_bandwidths_and_costs_are_those_of_lanes_side_by_side() -> None:
     assert bandwidth_ratio(link, LaneTimes({}, 0.0, 0.0), cpu_beside) == 1.0
     beside = msgspec.structs.replace(PROFILE, link_beside=LaneTimes({}, 1.0, 2.0), cpu_beside=LaneTimes({}, 3.0, 4.0))
     assert beside.costs == LaneCosts(1.0, 2.0, 3.0, 4.0)
-    assert msgspec.structs.replace(beside, link_beside=None).costs is None
+    alone = msgspec.structs.replace(PROFILE, link=None, link_beside=None, cpu_beside=None)
+    assert alone.costs is None
+    for name in ("link", "link_beside", "cpu_beside"):
+        with pytest.raises(ValueError, match="the times of a lane are missing"):
+            msgspec.structs.replace(alone, **{name: TIMES})
+
+
+@pytest.mark.parametrize("lane", ["cpu", "link_beside"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_measurement_with_what_is_no_time_is_left_aside(
+    lane: str, value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A whole one of the same file is still found."""
+    write(tmp_path, PROFILE)
+    write(tmp_path, msgspec.structs.replace(PROFILE, key=msgspec.structs.replace(KEY, threads=3)))
+    content = json.loads((tmp_path / FILE_NAME).read_text())
+    content["lanes"][0][lane]["a_us"] = value
+    (tmp_path / FILE_NAME).write_text(json.dumps(content))
+    assert read(tmp_path, KEY) == PROFILE
+    assert f"is left aside: {value} is not a time" in caplog.text
+    caplog.clear()
+    assert read(tmp_path, msgspec.structs.replace(KEY, threads=3)) is None
+    assert f"is left aside: {value} is not a time" in caplog.text
+
+
+def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    write(tmp_path / "cache", PROFILE)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_schema_document_names_every_field() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
 from ftengine.formats.format import BF16, ExpertLayout
-from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton import cache_state as at
 from ftengine.scheduler.expert_stats import ENOUGH_STEPS
 from ftengine.scheduler.stats import WorkLog
 from tests.scheduler.driver import Driver

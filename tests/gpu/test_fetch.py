@@ -11,7 +11,7 @@ import torch
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
 from ftengine.formats.format import BF16, NVFP4, ExpertLayout
-from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.buffers import FetchList, Mailbox, RouteBuffers
 from ftengine.kernels.triton.fetch import admit, copy_within, fetch
 from ftengine.kernels.triton.join import LATE, join

@@ -10,7 +10,7 @@ import torch
 from ftengine import wire
 from ftengine.experts.slots import SlotPool
 from ftengine.experts.trace import load_trace, store_trace
-from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.buffers import RouteBuffers
 from ftengine.kernels.triton.route import route
 from ftengine.models.gpu.setup import TRACE_STEPS, GpuSetup

@@ -9,7 +9,7 @@ from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
 from ftengine.experts.split import LaneCosts
 from ftengine.formats.format import BF16, ExpertLayout
-from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.buffers import RouteBuffers
 from ftengine.kernels.triton.fetch import admit, fetch
 from ftengine.kernels.triton.route import route

@@ -161,8 +161,9 @@ def test_a_gpu_that_is_asked_for_and_is_not_there() -> None:
     ],
 )
 def test_settings_that_only_a_gpu_gives_a_meaning_to(values: dict, names: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{names} needs a GPU, and no GPU is used here: no driver$"):
-        refuse_without_gpu(EngineConfig("x", **values), "no driver")
+    with pytest.raises(ConfigError, match=f"^{names} needs a GPU, and no GPU is used here: no driver$") as error:
+        refuse_without_gpu(EngineConfig("my model", **values), "no driver")
+    assert error.value.next_step == "ft serve --model 'my model'"
     refuse_without_gpu(EngineConfig("x", moe_backend="cpu"), "no driver")
 
 

@@ -16,7 +16,7 @@ from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
 from ftengine.formats.format import NVFP4, ExpertLayout
 from ftengine.kernels.triton.buffers import Mailbox, RouteBuffers
-from ftengine.kernels.triton.cachestate import PENDING
+from ftengine.kernels.triton.cache_state import PENDING
 from ftengine.kernels.triton.fetch import fetch
 from ftengine.kernels.triton.join import join
 from ftengine.kernels.triton.route import route

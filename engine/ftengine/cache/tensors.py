@@ -27,7 +27,9 @@ def state_bytes(layout: CacheLayout) -> int:
 
 
 def allocate_cache(layout: CacheLayout, pages: int, page_size: int, slots: int, device: str = "cpu") -> CacheTensors:
-    """Zero-filled tensors. device: as in ModelOptions. On the CPU the system gives the memory when a page is first written, not here.
+    """Zero-filled tensors. device: as in ModelOptions.
+
+    On the CPU the system gives the memory when a page is first written, not here.
 
     Zeros matter: a masked position still enters `0 * value` in attention, and `0 * NaN` is NaN.
     On another device there is one page and one slot more, the last ones, which belong to no sequence: a model may

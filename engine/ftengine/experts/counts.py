@@ -1,4 +1,4 @@
-"""What the expert cache has counted, from the device's counters (kernels/triton/cachestate.py)."""
+"""What the expert cache has counted, from the device's counters (kernels/triton/cache_state.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton import cache_state as at
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def write(folder: Path, profile: LaneProfile) -> None:
     sections |= {"version": VERSION, "lanes": [entry, *others][:KEPT]}
     path, draft = folder / FILE_NAME, folder / f".{FILE_NAME}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft.write_text(json.dumps(sections, indent=1) + "\n")
         draft.replace(path)
     except OSError as error:

@@ -4,7 +4,7 @@ One pool over all layers; every missing expert takes the slot of the worst resid
 use. Rules of the victim:
 
     lru     used longest ago
-    aged    lowest score of kernels/triton/cachestate.py: the router's probability, aged with a half-life of 8 steps
+    aged    lowest score of kernels/triton/cache_state.py: the router's probability, aged with a half-life of 8 steps
     belady  used furthest in the future: the bound, for a cache that must take in what it misses
 """
 

@@ -18,7 +18,7 @@ from ftengine.experts.counts import CacheStats, cache_stats
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.split import LaneCosts
 from ftengine.experts.trace import Array
-from ftengine.kernels.triton import cachestate as at
+from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, SlotTensors, TraceRing
 from ftengine.kernels.triton.victims import choose_victims
 
@@ -30,7 +30,7 @@ class SlotPool:
 
     banks: by MoE layer, numbered 0..L-1, in host memory (pinned where `readable`). slots: that hold experts from step
     to step; with `resident` as many as there are experts, filled by `load_layer`. staging: slots for one layer's use,
-    in prefill two halves that take turns. policy: "aged" or "lru" (cachestate.py). trace_steps: how many
+    in prefill two halves that take turns. policy: "aged" or "lru" (cache_state.py). trace_steps: how many
     recorded steps lie on the device. Raises ValueError for numbers that do not fit together, torch.OutOfMemoryError.
     """
 

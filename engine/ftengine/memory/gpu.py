@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import subprocess
 import sys
 import threading
@@ -110,7 +111,8 @@ def refuse_without_gpu(config: EngineConfig, reason: str) -> None:
     given = backend or next((name for name in others if getattr(config, name) is not None), None)
     if given is not None:
         what = f"--{given.replace('_', '-')}"
-        raise ConfigError(f"{what} needs a GPU, and no GPU is used here: {reason}", "ft serve without it")
+        plain = f"ft serve --model {shlex.quote(config.model_dir)}"
+        raise ConfigError(f"{what} needs a GPU, and no GPU is used here: {reason}", plain)
 
 
 def within(seconds: float, call: Callable[[], T], what: str) -> T:

@@ -59,7 +59,7 @@ def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
     pool = getattr(experts, "pool", None)
     if experts is None or pool is None:
         return None
-    from ftengine.kernels.triton import cachestate as at
+    from ftengine.kernels.triton import cache_state as at
 
     found, control = pool.stats(), pool.tensors.control.tolist()
     share = control[at.SHARE.value]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from ftengine.kernels.triton.precompile import load_compiler
 from ftengine.kernels.triton.tuning import use_cache
 from ftengine.memory import estimate, gpu_errors
 from ftengine.memory.folders import cache_folder
-from ftengine.memory.gpu import INIT_SECONDS, ON_CPU, Gpu, within
+from ftengine.memory.gpu import INIT_SECONDS, ON_CPU, Gpu, refuse_without_gpu, within
 from ftengine.memory.machine import available_memory
 from ftengine.memory.plan import check_banks, gigabytes
 from ftengine.memory.vram import Demand, DevicePlan, budget, least_bytes, plan_device
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 LOADED, PREPARED, COMPILED = 0.6, 0.7, 0.95  # fractions of the start
 # Tokens of prompts computed before the first request, besides the largest step: numbers of both kinds that Triton
 # compiles separately, divisible by 16 and not.
+TURN_SECONDS = 1e-4  # of the interpreter, while a thread imports beside the reading of weights
 WARM_PROMPTS = (97, 512)
 COMPILED_PROMPTS = (2048,)  # whose kernels are compiled and not run: experts' tiles have a size for these lengths
 
@@ -93,12 +96,16 @@ def _load(
         progress=_part(begin, 0.0, LOADED),
         source=begin.weights,
     )
-    model = load(begin.checkpoint, options)
+    with short_turns():
+        model = load(begin.checkpoint, options)
     seconds = begin.timeline.mark("weights")
     if saving := advice(begin.weights, begin.checkpoint.path, begin.sizes.dense + begin.sizes.banks, seconds):
         log.info(saving)
     if not isinstance(model, GpuDecoder):
-        return Resolved("cpu", f"{begin.checkpoint.architecture} computes there"), serve_on_cpu(begin, model, memory)
+        reason = f"{begin.checkpoint.architecture} is computed on the CPU only"
+        refuse_without_gpu(begin.config, reason)
+        log.warning("the %s stays unused: %s", gpu.name, reason)
+        return Resolved("cpu", reason), serve_on_cpu(begin, model, memory)
     torch.set_num_threads(1)  # its threads would spin beside those that compute experts
     _trim(model.device)
     plan = plan_device(begin.config, _measured(demand, model, model.cache_layout), gpu.free)
@@ -199,6 +206,17 @@ def _use_gpu(begin: Beginning, gpu: Gpu, plan: DevicePlan) -> None:
 def _first_contact() -> None:
     """Everything that a driver may take its time for: the context, a kernel's code, a copy back."""
     torch.ones(1, device="cuda").item()
+
+
+@contextlib.contextmanager
+def short_turns() -> Iterator[None]:
+    """Reading is many short calls, and each waits for the thread that imports to give up its turn: 5 ms by default."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _load_compilers(begin: Beginning) -> None:

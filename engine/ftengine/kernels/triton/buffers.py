@@ -126,7 +126,7 @@ class SlotTensors:
     """The device's cache of experts: `experts/slots.py` makes and explains it, the kernels of `route.py` change it.
 
     G = slots that hold a block for one layer only, S = slots that hold it from step to step. The columns of `state`,
-    `control`, `counters` and `admit` are named in cachestate.py.
+    `control`, `counters` and `admit` are named in cache_state.py.
     """
 
     blocks: torch.Tensor  # uint8 [S + G, slot_bytes]

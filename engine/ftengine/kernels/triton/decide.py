@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ftengine.kernels.triton.cachestate import (
+from ftengine.kernels.triton.cache_state import (
     ADMIT_COPIED,
     ADMIT_COUNT,
     ADMIT_EXPERT,

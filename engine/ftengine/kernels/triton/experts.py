@@ -28,8 +28,8 @@ PARTS_DOWN = ((4, 64, 8), (2, 64, 4))
 DOTS_GATE_UP = ((4, 1, 4, 3), (4, 2, 4, 3))
 DOTS_DOWN = ((4, 1, 4, 3), (8, 1, 8, 1))
 # num_warps, TILES: runs of 64 columns a warp. Half the instructions of the others, where format and size allow it.
-MMA_GATE_UP = ((8, 4), (4, 4), (8, 2))
-MMA_DOWN = ((16, 4), (8, 4), (16, 2))
+MMA_GATE_UP = ((4, 4), (8, 2), (8, 4))
+MMA_DOWN = ((8, 4), (16, 4), (16, 2))
 
 
 def experts_decode(

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import FetchList, RouteBuffers, SlotTensors
-from ftengine.kernels.triton.cachestate import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT, COPIED
+from ftengine.kernels.triton.cache_state import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT, COPIED
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
 from ftengine.kernels.triton.system import nanoseconds

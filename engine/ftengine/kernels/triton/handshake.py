@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import Mailbox, SlotTensors
-from ftengine.kernels.triton.cachestate import PENDING, REQUEST
+from ftengine.kernels.triton.cache_state import PENDING, REQUEST
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.system import nanoseconds, store_release
 

@@ -17,7 +17,7 @@ def _integer(value: Any) -> int:
     return value if isinstance(value, int) else int(value.handle.data.item())
 
 
-def _same(value):  # type: ignore[no-untyped-def]
+def _same(value):
     return value
 
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, Mailbox, RouteBuffers, SlotTensors
-from ftengine.kernels.triton.cachestate import ARRIVED, HEAD, LRU, STEP, TICK, TRACE, TRACED
+from ftengine.kernels.triton.cache_state import ARRIVED, HEAD, LRU, STEP, TICK, TRACE, TRACED
 from ftengine.kernels.triton.decide import choose, decide, distinct
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound

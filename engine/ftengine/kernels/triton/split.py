@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ftengine.kernels.triton.cachestate import A_CPU, A_LINK, B_CPU, B_LINK, SHARE
+from ftengine.kernels.triton.cache_state import A_CPU, A_LINK, B_CPU, B_LINK, SHARE
 
 
 @triton.jit

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import FetchList, SlotTensors
-from ftengine.kernels.triton.cachestate import COUNTERS, HALF_LIFE, LRU, SEEDED, STAGED, STEADY, TICK, clock, used
+from ftengine.kernels.triton.cache_state import COUNTERS, HALF_LIFE, LRU, SEEDED, STAGED, STEADY, TICK, clock, used
 from ftengine.kernels.triton.fetch import Bank, copy_blocks, copy_within
 from ftengine.kernels.triton.topk import most_probable
 from ftengine.kernels.triton.victims import choose_victims

@@ -179,7 +179,7 @@ def milliseconds(run: Callable[[], None], flush: torch.Tensor, repeats: int = RE
     for _ in range(repeats):
         # The flush takes longer than queueing what follows, so launch overhead is not in the figure.
         flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         run()
         end.record()

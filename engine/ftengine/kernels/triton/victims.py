@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import SlotTensors
-from ftengine.kernels.triton.cachestate import (
+from ftengine.kernels.triton.cache_state import (
     ADMIT_COPIED,
     ADMIT_COUNT,
     ADMIT_EXPERT,
