@@ -83,7 +83,10 @@ def _get(url: str, api_key: str | None) -> tuple[int, dict[str, Any]]:
             return None
 
     if api_key and not (api_key.isascii() and api_key.isprintable()):  # the library's own error would print it
-        raise FtError("FT_API_KEY holds a character that no request can carry, such as a line end", "set it anew")
+        raise FtError(
+            "FT_API_KEY holds a character that no request can carry, such as a line end",
+            "set FT_API_KEY to the server's key",
+        )
     handlers: list[urllib.request.BaseHandler] = [Stay()]
     if urlsplit(url).hostname in LOOPBACK:
         handlers.append(urllib.request.ProxyHandler({}))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -12,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ftengine.errors import FtError
 from ftengine.experts.trace import encode_trace, near_misses
 from ftengine.wire import MOST_TRACE_STEPS
 from ftlaunch.cli import bench, main
 from ftlaunch.servers import ServerRecord, running, start_background, stop, wait_ready
+from ftlaunch.servers.ask import fetch
 from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
 
 STEPS, LAYERS, EXPERTS, TOP_K = 12, 2, 24, 4
@@ -29,6 +34,7 @@ def recorded() -> bytes:
 
 class Server(HTTPServer):
     answer: tuple[int, bytes] = 200, b""
+    missing = 0
     asked: list[tuple[str, str | None, dict]]
 
 
@@ -39,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, self.headers["authorization"], body))
         status, data = self.server.answer
         self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(data) + self.server.missing))
         self.end_headers()
         self.wfile.write(data)
 
@@ -53,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         there.asked = []
         record = ServerRecord("id", 1, "127.0.0.1", there.server_port, "demo", "demo", None, 0.0, "s3cret", None)
         monkeypatch.setattr("ftlaunch.servers.running", lambda: [record])
-        thread = threading.Thread(target=there.serve_forever)
+        thread = threading.Thread(target=there.serve_forever, args=[0.02])
         thread.start()
         yield there
         there.shutdown()
@@ -89,6 +95,85 @@ def test_what_is_no_recording_leaves_no_file(
     server.answer = answer
     assert main(["bench", "trace", "record", "--out", str(tmp_path / "mine.npz")]) == 1
     assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+PATIENCE = 0.25
+HEALTH = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+BEGUN = b"HTTP/1.1 200 OK\r\n"
+
+
+class Stalls(socketserver.StreamRequestHandler):
+    """Tells its health `healthy` times; of a recording, sends `begun` and then `drip` every 50 ms."""
+
+    server: StallingServer
+
+    def handle(self) -> None:
+        first = self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        if first.startswith(b"GET"):
+            self.server.healthy -= 1
+            if self.server.healthy >= 0:
+                self.wfile.write(HEALTH)
+            return
+        self.wfile.write(self.server.begun)
+        with contextlib.suppress(OSError):
+            while not self.server.over.wait(0.05):
+                self.wfile.write(self.server.drip)
+
+
+class StallingServer(socketserver.ThreadingTCPServer):
+    healthy, begun, drip = 0, b"", b""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Stalls)
+        self.over = threading.Event()
+
+
+@pytest.mark.parametrize(
+    ("healthy", "begun", "drip"),
+    [
+        (0, b"", b""),
+        (1, b"", b""),
+        (9, BEGUN, b""),
+        (9, BEGUN + b"Content-Length: 1000\r\n\r\n", b"x"),
+        (9, BEGUN + b"\r\n", b"x"),
+    ],
+)
+def test_a_server_that_stalls_is_left(healthy: int, begun: bytes, drip: bytes) -> None:
+    with StallingServer() as there:
+        there.healthy, there.begun, there.drip = healthy, begun, drip
+        record = ServerRecord("id", 1, "127.0.0.1", there.server_address[1], "demo", "demo", None, 0.0, None, None)
+        thread = threading.Thread(target=there.serve_forever, args=[0.02])
+        thread.start()
+        begin = time.monotonic()
+        try:
+            with pytest.raises(FtError, match="has stalled"):
+                fetch(record, "/v1/trace", {"steps": 1}, "look", PATIENCE)
+        finally:
+            there.over.set()
+            there.shutdown()
+            thread.join()
+        waits = 1 if begun else healthy + 1
+        assert time.monotonic() - begin >= waits * PATIENCE
+        assert begun or there.healthy < healthy
+
+
+def test_an_answer_without_end_is_cut(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ftlaunch.servers.ask.MOST_ANSWER", 1 << 20)
+    server.answer = 200, bytes((1 << 20) + 1)
+    assert main(["bench", "trace", "record", "--out", str(tmp_path / "mine.npz")]) == 1
+    assert "the server's answer is longer than 1 MiB" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_that_ends_early_is_none(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer, server.missing = (200, recorded()), 5
+    assert main(["bench", "trace", "record", "--out", str(tmp_path / "mine.npz")]) == 1
+    assert "does not answer" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

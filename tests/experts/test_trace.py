@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -56,19 +58,43 @@ def test_ids_alone_are_a_trace(tmp_path: Path) -> None:
     assert (trace.probabilities == 0.5).all()
 
 
-GOOD = {"ids": np.zeros((3, 2, 2), np.int16), "E": np.int64(8)}
+IDS = np.broadcast_to(np.array([3, 5], np.int16), (3, 2, 2))
+NEXT = np.broadcast_to(np.arange(4, dtype=np.int16), (3, 2, 4))
+GOOD = {"ids": IDS, "E": np.int64(8)}
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ({"other": np.zeros(3)}, 'no "ids"'),
-        (GOOD | {"ids": np.zeros((3, 2))}, 'no "ids"'),
+        (GOOD | {"ids": IDS[0]}, 'no "ids"'),
+        (GOOD | {"ids": IDS.astype(float)}, '"ids" holds values of type float64'),
+        (GOOD | {"ids": IDS.astype("m8[s]")}, '"ids" holds values of type'),
+        (GOOD | {"ids": IDS.astype(str)}, '"ids" holds values of type'),
+        (GOOD | {"ids": np.zeros((3, 2, 2), int)}, '"ids" names an expert twice'),
+        (GOOD | {"ids": IDS.astype(np.uint64) + 2**63}, '"ids" names experts outside'),
+        ({"ids": IDS.astype(np.int64) + 10**15}, "more than 1000000 experts"),
         (GOOD | {"ids": np.zeros((0, 2, 2), int)}, 'no "ids"'),
         (GOOD | {"ids": np.full((3, 2, 2), 8)}, '"ids" names experts outside 0..7'),
         (GOOD | {"near": np.full((3, 2, 4), -1)}, '"near" names experts outside'),
-        (GOOD | {"near": np.zeros((2, 2, 4), int)}, "do not fit"),
+        (GOOD | {"near": np.zeros((2, 2, 4), int)}, '"near" does not fit'),
         (GOOD | {"nearp": np.zeros((3, 2, 5))}, "do not fit"),
+        (GOOD | {"near": np.zeros((3, 2, 4), int)}, '"near" names an expert twice'),
+        (GOOD | {"near": NEXT[:, :, :0]}, '"near" does not fit'),
+        (GOOD | {"near": NEXT[:, 0]}, '"near" does not fit'),
+        (GOOD | {"near": NEXT[:, :, :1]}, '"near" does not fit'),
+        (GOOD | {"near": NEXT.astype(complex)}, '"near" holds values of type complex128'),
+        (GOOD | {"nearp": np.full((3, 2, 2), np.nan)}, "not a probability"),
+        (GOOD | {"nearp": np.full((3, 2, 2), -0.5)}, "not a probability"),
+        (GOOD | {"nearp": np.full((3, 2, 2), 1e300)}, "not a probability"),
+        (GOOD | {"nearp": np.full((3, 2, 2), 0.5j)}, '"nearp" holds values of type complex128'),
+        (GOOD | {"nearp": np.full((3, 2, 2), "0.5")}, '"nearp" holds values of type'),
+        (GOOD | {"nearp": np.full((3, 2, 2), 1, np.uint16)}, '"nearp" holds values of type uint16'),
+        (GOOD | {"E": np.array([8])}, '"E" is not one positive number'),
+        (GOOD | {"E": np.int64(0)}, '"E" is not one positive number'),
+        (GOOD | {"E": np.complex128(8)}, '"E" holds values of type complex128'),
+        (GOOD | {"E": np.float64("inf")}, '"E" holds values of type float64'),
+        (GOOD | {"E": np.int64(10**15)}, "more than 1000000 experts"),
         (GOOD | {"ids": np.array([None], object)}, "is not a routing trace"),
     ],
 )
@@ -76,6 +102,69 @@ def test_what_is_no_trace_is_refused(parts: dict, message: str, tmp_path: Path) 
     np.savez(tmp_path / "bad.npz", **parts)
     with pytest.raises(FtError, match=message):
         load_trace(tmp_path / "bad.npz")
+
+
+def member(header: str, data: bytes = b"") -> bytes:
+    """An .npy file, format version 1."""
+    text = header.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+def shaped(shape: str) -> bytes:
+    return member(f"{{'descr': '<i2', 'fortran_order': False, 'shape': {shape}, }}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no array",
+        shaped("(3, 2, 2)"),
+        shaped("(1000000, 1000000, 1000)"),
+        shaped("(-1, 2, 2)"),
+        shaped("(10000000000000000000000, 1, 1)"),
+        shaped("(3L, 2L, 2L)"),
+        member("{'descr': '<i2', 'shape': (("),
+        member("(" * 100),
+    ],
+)
+def test_headers_that_lie_are_refused(content: bytes, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr("ids.npy", content)
+    with pytest.raises(FtError, match="is not a routing trace") as caught:
+        load_trace(tmp_path / "bad.npz")
+    assert len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (8, 1, "it is encrypted"),
+        (10, 99, "not compressed as"),
+        (10, zipfile.ZIP_LZMA, "not compressed as"),
+        (27, 0x40, "unpacks to more than 256 MiB"),
+    ],
+)
+def test_archives_of_another_kind_are_refused(offset: int, value: int, message: str, tmp_path: Path) -> None:
+    """`offset` of a byte in the entry of the central directory (PKWARE's APPNOTE.TXT, 4.3.12)."""
+    np.savez_compressed(tmp_path / "bad.npz", **GOOD)
+    content = bytearray((tmp_path / "bad.npz").read_bytes())
+    content[content.index(b"PK\x01\x02") + offset] = value
+    (tmp_path / "bad.npz").write_bytes(content)
+    with pytest.raises(FtError, match=message):
+        load_trace(tmp_path / "bad.npz")
+
+
+def test_any_flipped_byte_is_refused_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "flipped.npz"
+    np.savez_compressed(path, near=NEXT, nearp=np.full((3, 2, 4), 128, np.uint8), **GOOD)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 0xFF
+        path.write_bytes(flipped)
+        with contextlib.suppress(FtError):
+            np.testing.assert_array_equal(load_trace(path).ids, IDS)
 
 
 def test_damaged_files_are_refused(recorded: tuple[Path, np.ndarray, np.ndarray], tmp_path: Path) -> None:

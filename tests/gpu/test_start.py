@@ -79,6 +79,6 @@ def test_an_architecture_that_knows_no_gpu_computes_on_the_cpu(home: Path, tmp_p
         ready = engine.start()
         assert isinstance(ready, wire.Ready), ready
         assert ready.device == "cpu"
-        assert ready.facts["device"]["reason"] == "TinyRecurrentForTests computes there"
+        assert ready.facts["device"]["reason"] == "TinyRecurrentForTests is computed on the CPU only"
         prompt = [token % 50 for token in models.prompt_of(9)]
         assert engine.generate(prompt, 5) == TinyModel(recurrent=True).greedy(prompt, 5)

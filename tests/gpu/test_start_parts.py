@@ -11,9 +11,10 @@ pytest.importorskip("ftengine._native", reason="the decoder's CPU lane needs the
 
 from ftengine.config import EngineConfig, Resolved
 from ftengine.errors import ConfigError
+from ftengine.kernels.triton import tuning
 from ftengine.memory import estimate
 from ftengine.memory.estimate import WeightSizes
-from ftengine.memory.gpu import Gpu
+from ftengine.memory.gpu import Gpu, interpreter
 from ftengine.memory.vram import Demand, plan_device
 from ftengine.scheduler.beginning import Beginning
 from ftengine.scheduler.lanes import choose_lanes, lane_threads
@@ -23,7 +24,7 @@ from ftengine.weights.checkpoint import Checkpoint
 from ftengine.weights.open import open_source
 from tests.gpu import models
 from tests.scheduler.driver import Driver
-from tests.scheduler.tiny import TinyModel
+from tests.scheduler.tiny import TinyModel, write_checkpoint
 
 GIB = 1 << 30
 
@@ -58,6 +59,30 @@ def test_and_refused_where_it_is_asked_for(folder: Path) -> None:
         ConfigError, match=r"workspace for steps of 2048 tokens need 0.2\d GiB, but of the GPU's memory"
     ):
         start_on_gpu(beginning(folder, device="cuda"), card(100 << 20), Resolved("cuda", "found"))
+
+
+@pytest.fixture
+def own_cache(ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a start takes for the whole process."""
+    monkeypatch.setattr(tuning, "_tuner", tuning._tuner)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_an_architecture_of_the_cpu_only_is_served_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_checkpoint(tmp_path / "model", recurrent=False)
+    device, started = start_on_gpu(beginning(folder, device="interpret"), interpreter(), Resolved("interpret", "asked"))
+    assert device == Resolved("cpu", "TinyForTests is computed on the CPU only")
+    assert started is not None
+    assert isinstance(started.engine.model, TinyModel)
+    assert "the interpreter of Triton stays unused: TinyForTests is computed on the CPU only" in caplog.text
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(("name", "value"), [("moe_cache_size", 3), ("memory_ratio", 0.5), ("moe_backend", "hybrid")])
+def test_and_with_no_setting_that_only_a_gpu_gives_a_meaning_to(name: str, value: object, tmp_path: Path) -> None:
+    begin = beginning(write_checkpoint(tmp_path / "model"), device="interpret", **{name: value})
+    with pytest.raises(ConfigError, match=r"needs a GPU, .*: TinyRecurrentForTests is computed on the CPU only$"):
+        start_on_gpu(begin, interpreter(), Resolved("interpret", "asked"))
 
 
 def test_the_demand_is_the_models(folder: Path) -> None:

@@ -164,6 +164,9 @@ def test_settings_that_only_a_gpu_gives_a_meaning_to(values: dict, names: str) -
     with pytest.raises(ConfigError, match=f"^{names} needs a GPU, and no GPU is used here: no driver$") as error:
         refuse_without_gpu(EngineConfig("my model", **values), "no driver")
     assert error.value.next_step == "ft serve --model 'my model'"
+    with pytest.raises(ConfigError) as error:
+        refuse_without_gpu(EngineConfig("x", device="cpu", **values), "--device cpu was given")
+    assert error.value.next_step == "ft serve --model x --device cpu"
     refuse_without_gpu(EngineConfig("x", moe_backend="cpu"), "no driver")
 
 

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import textwrap
+import tokenize
+import warnings
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -23,8 +27,31 @@ import numpy as np
 from ftengine.errors import FtError
 
 NEAR = 16
+# A recording of ours is at most 60 MB. Widened, these are a few GB.
+MOST_BYTES = 256 << 20
+# layers x experts: a replay keeps numbers for each.
+MOST_EXPERTS = 1_000_000
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# Kinds of dtype a trace's arrays may have.
+_KINDS = {"ids": "iu", "near": "iu", "nearp": "fu", "E": "iu"}
+# What zipfile, zlib and numpy's reader of headers raise for files that are damaged or made to harm.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,
+    EOFError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+)
 
 
 @dataclass(frozen=True)
@@ -91,30 +118,84 @@ def store_trace(path: Path, data: bytes) -> Trace:
 def load_trace(path: Path) -> Trace:
     """Raises FtError for what is not a trace."""
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no .npz file")
-        with np.load(path, allow_pickle=False) as file:
-            return _checked({name: file[name] for name in ("ids", "near", "nearp", "E") if name in file})
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, about headers as Python 2 wrote them
+            parts = _arrays(path)
+        return _checked(parts)
+    except _UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, MemoryError):
+            reason = "its arrays do not fit into memory"
+        # numpy quotes headers, which are the file's.
+        reason = textwrap.shorten(reason or type(error).__name__, 200, placeholder=" ...")
         raise FtError(f"{path} is not a routing trace: {reason}", "ft bench trace --help") from error
 
 
+def _arrays(path: Path) -> dict[str, Array]:
+    """The archive's size is looked at before anything is unpacked: a few kilobytes may unpack to petabytes.
+
+    zipfile gives no more bytes of a member than its entry promises. numpy writes only the two methods named here;
+    the other decompressors have errors of their own.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is no .npz file")
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        if any(entry.flag_bits & 1 for entry in entries):
+            raise ValueError("it is encrypted")
+        if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+            raise ValueError("it is not compressed as .npz files are")
+        if sum(entry.file_size for entry in entries) > MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
+        parts = {}
+        for name in {f"{name}.npy" for name in _KINDS}.intersection(entry.filename for entry in entries):
+            with archive.open(name) as member:
+                parts[name.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
+        return parts
+
+
 def _checked(parts: dict[str, Array]) -> Trace:
+    for name, array in parts.items():
+        if array.dtype.kind not in _KINDS[name]:
+            raise ValueError(f'"{name}" holds values of type {array.dtype}')
     ids = parts.get("ids")
-    if ids is None or ids.ndim != 3 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
+    if ids is None or ids.ndim != 3 or ids.size == 0:
         raise ValueError('it has no "ids" [steps, layers, k]')
-    ids = ids.astype(np.int64)
-    experts = int(parts["E"]) if "E" in parts else int(ids.max()) + 1
-    near = parts.get("near", ids).astype(np.int64)
-    probabilities = parts.get("nearp")
-    if probabilities is None:
-        probabilities = np.full(near.shape, 1.0 / near.shape[-1])
-    elif probabilities.dtype == np.uint8:
-        probabilities = probabilities / 255.0
-    if near.shape[:2] != ids.shape[:2] or near.shape != probabilities.shape:
-        raise ValueError('"near" and "nearp" do not fit "ids"')
+    near = parts.get("near", ids)
+    if near.ndim != 3 or near.shape[:2] != ids.shape[:2] or near.shape[2] < ids.shape[2]:
+        raise ValueError('"near" does not fit "ids"')
+    experts = _experts(parts.get("E"), ids)
+    if experts * ids.shape[1] > MOST_EXPERTS:
+        raise ValueError(f"it has more than {MOST_EXPERTS} experts in all layers")
     for name, values in (("ids", ids), ("near", near)):
-        if values.min(initial=0) < 0 or values.max(initial=0) >= experts:
+        if values.min() < 0 or values.max() >= experts:
             raise ValueError(f'"{name}" names experts outside 0..{experts - 1}')
-    return Trace(ids, near, probabilities.astype(np.float32), experts)
+        row = np.sort(values, -1)
+        if (row[:, :, 1:] == row[:, :, :-1]).any():
+            raise ValueError(f'"{name}" names an expert twice in one layer of a step')
+    return Trace(ids.astype(np.int64), near.astype(np.int64), _probabilities(parts.get("nearp"), near), experts)
+
+
+def _experts(stored: Array | None, ids: Array) -> int:
+    if stored is None:
+        return int(ids.max()) + 1
+    if stored.ndim or stored < 1:
+        raise ValueError('"E" is not one positive number')
+    return int(stored)
+
+
+def _probabilities(stored: Array | None, near: Array) -> Array:
+    """float32 as `near`; stored bytes are 255ths."""
+    if stored is None:
+        return np.full(near.shape, 1 / near.shape[2], np.float32)
+    if stored.shape != near.shape:
+        raise ValueError('"near" and "nearp" do not fit each other')
+    if stored.dtype.kind == "u" and stored.dtype.itemsize > 1:
+        raise ValueError(f'"nearp" holds values of type {stored.dtype}')
+    # Room for how half precision rounds; what is not a number fails, too.
+    whole = 255 if stored.dtype.kind == "u" else 1
+    if not ((stored >= 0) & (stored <= 1.01 * whole)).all():
+        raise ValueError('"nearp" holds what is not a probability')
+    probabilities = stored.astype(np.float32)
+    probabilities /= whole
+    return probabilities

@@ -112,7 +112,8 @@ def refuse_without_gpu(config: EngineConfig, reason: str) -> None:
     if given is not None:
         what = f"--{given.replace('_', '-')}"
         plain = f"ft serve --model {shlex.quote(config.model_dir)}"
-        raise ConfigError(f"{what} needs a GPU, and no GPU is used here: {reason}", plain)
+        next_step = f"{plain} --device cpu" if config.device == "cpu" else plain
+        raise ConfigError(f"{what} needs a GPU, and no GPU is used here: {reason}", next_step)
 
 
 def within(seconds: float, call: Callable[[], T], what: str) -> T:

@@ -280,7 +280,7 @@ def _explained(error: RuntimeError, plan: DevicePlan, demand: Demand) -> Excepti
         return ConfigError(
             f"the GPU's memory ran out during the start; of {gigabytes(plan.budget.value)} ({plan.budget.reason}) were "
             f"planned: {parts}; {first}",
-            "ft serve --memory-ratio 0.8, or a smaller --max-prefill-length",
+            "ft serve --memory-ratio 0.8, or ft serve --max-prefill-length 512",
         )
     if gpu_errors.is_fatal(error):
         return ConfigError(f"the GPU fails during the start: {first}", ON_CPU)
