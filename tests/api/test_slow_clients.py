@@ -104,6 +104,6 @@ def test_a_client_that_takes_nothing_is_left(hasty: FrontProcess) -> None:
         connection.sendall(HEAD.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
         with hasty.client() as client:
             until(lambda: len(hasty.engine_events("cancel")) > cancelled, 25)
-            assert "took no byte for 1 s" in hasty.log()
+            until(lambda: "took no byte for 1 s" in hasty.log(), 10)  # a cancel of the test before may have been late
             post(client, CHAT, simple(CHAT, script(say="others")))
             until(lambda: client.get("/v1/stats").json()["running"] == 0)
