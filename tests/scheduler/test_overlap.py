@@ -9,7 +9,7 @@ from ftengine.core import FinishReason, Request, SamplingParams
 from ftengine.scheduler.loop import serve
 from tests.scheduler.driver import Driver
 from tests.scheduler.launching import LaunchingModel
-from tests.scheduler.test_engine import BOTH, prompt
+from tests.scheduler.test_engine import BOTH, answers_outgrow_the_cache, prompt
 from tests.scheduler.tiny import BOMB, POISON, TinyModel
 
 
@@ -79,15 +79,7 @@ def test_a_request_that_comes_meanwhile_is_in_the_next_step() -> None:
 
 @BOTH
 def test_batched_preempted_and_reused_as_alone(recurrent: bool) -> None:
-    model = LaunchingModel(recurrent=recurrent)
-    driver = Driver(model, pages=14, page_size=4, running=4)
-    prompts = {f"r{index}": prompt(5 + index, seed=index) for index in range(4)}
-    for name, tokens in prompts.items():
-        driver.submit(name, tokens, 30)
-    driver.run()
-    assert driver.engine.stats()["requests"]["preempted"] > 0
-    for name, tokens in prompts.items():
-        assert driver.results[name].tokens == model.greedy(tokens, 30)
+    answers_outgrow_the_cache(LaunchingModel(recurrent=recurrent))
 
 
 @BOTH

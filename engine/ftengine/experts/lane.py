@@ -59,15 +59,6 @@ class Lane:
         """Before a graph is launched that may ring. Under a microsecond, some more where the threads sleep."""
         self._native.wake()
 
-    def leave_cores(self) -> None:
-        """Keeps the calling thread off the lane's cores from now on, where the lane has cores of its own.
-
-        For the thread that launches steps. It spins while it waits for the GPU, and a scheduler that puts it beside a
-        spinning helper costs the lane milliseconds.
-        """
-        if spare := spare_cpus(self.threads):
-            os.sched_setaffinity(0, spare)
-
     @property
     def awake(self) -> bool:
         return bool(self._native.awake)

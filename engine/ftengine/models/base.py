@@ -105,13 +105,6 @@ class Deferred(Generic[Found]):
         return self.compute()
 
 
-def launch(model: Model, batch: Batch, cache: CacheTensors, sampler: Callable[[torch.Tensor], Found]) -> Pending[Found]:
-    """See Launching.launch. Of a model that cannot launch, everything happens when the step is collected."""
-    if isinstance(model, Launching):
-        return model.launch(batch, cache, sampler)
-    return Deferred(lambda: sampler(model.forward(batch, cache)))
-
-
 Loader = Callable[["Checkpoint", ModelOptions], Model]
 
 # architecture (config.json "architectures"[0]) -> "module:function"

@@ -78,13 +78,6 @@ def _rows_with_zeros_behind(rows: int, columns: int, like: torch.Tensor) -> torc
     return make(rows, padded(columns), dtype=like.dtype, device=like.device)
 
 
-def grouped_scratch_bytes(layout: ExpertLayout, tokens: int, top_k: int, dtype: torch.dtype) -> int:
-    """What `experts_grouped` allocates at most, for the planner of memory; `order_routes` adds 40 bytes a route."""
-    routes = tokens * top_k
-    inputs = tokens * padded(layout.hidden) + routes * padded(layout.intermediate)
-    return dtype.itemsize * (inputs + routes * _columns_at_a_time(routes, layout.hidden, dtype))
-
-
 def _columns_at_a_time(routes: int, hidden: int, dtype: torch.dtype) -> int:
     """A multiple of what a tile is high."""
     fit = RESULT_BYTES // (dtype.itemsize * routes) // FAST["HEIGHT"] * FAST["HEIGHT"]
