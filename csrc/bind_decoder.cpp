@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "bind_captures.h"
 #include "decoder.h"
 
 namespace nb = nanobind;
@@ -169,9 +170,10 @@ public:
 
     void forward(const Integers &ids, const Integers &positions, const std::vector<int64_t> &lengths,
                  const std::vector<int64_t> &contexts, const Integers &page_table, const Integers &slots,
-                 const Integers &state_slots, const Integers &wanted, const Logits &logits, int threads) {
-        const DecoderStep step = checked(ids, positions, lengths, contexts, page_table, slots, state_slots, wanted,
-                                         logits);
+                 const Integers &state_slots, const Integers &wanted, const CaptureArray &captures,
+                 const Logits &logits, int threads) {
+        DecoderStep step = checked(ids, positions, lengths, contexts, page_table, slots, state_slots, wanted, logits);
+        step.captures = read_captures(captures, step.spans, slots_);
         want(threads > 0, "threads must be at least 1");
         if (decoder_ == nullptr) decoder_ = std::make_unique<Decoder>(model_, size_t(slice_bytes_));
         nb::gil_scoped_release release;
@@ -332,6 +334,6 @@ void bind_decoder(nb::module_ &m) {
         .def("take_times", &DecoderBuilder::take_times, "Seconds since the last call by part of the step.")
         .def("forward", &DecoderBuilder::forward, "ids"_a.noconvert(), "positions"_a.noconvert(), "lengths"_a,
              "contexts"_a, "page_table"_a.noconvert(), "slots"_a.noconvert(), "state_slots"_a.noconvert(),
-             "wanted"_a.noconvert(), "logits"_a.noconvert(), "threads"_a,
+             "wanted"_a.noconvert(), "captures"_a.noconvert(), "logits"_a.noconvert(), "threads"_a,
              "Computes the batch, writes its keys, values and states, and fills `logits`.");
 }

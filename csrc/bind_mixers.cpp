@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bind_captures.h"
 #include "mixers.h"
 
 namespace nb = nanobind;
@@ -184,8 +185,8 @@ void attention(const Floats &projected, const Sizes &lengths, const Sizes &conte
 
 void delta_net(const Floats &projected, const Sizes &lengths, const Sizes &contexts, const Indices &state_slots,
                const Floats &taps, const Floats &decay_scale, const Floats &decay_bias, const Floats &norm,
-               float epsilon, const Floats &window, const Floats &state, const Any &out, int threads,
-               const std::string &isa) {
+               float epsilon, const Floats &window, const Floats &state, const ft::CaptureArray &captures,
+               const Any &out, int threads, const std::string &isa) {
     want_threads(threads);
     const int64_t tokens = extent(projected, "projected", 2, 0), slots = extent(state, "state", 4, 0);
     ft::DeltaNetDims d{0, int64_t(state.shape(1)), int64_t(state.shape(2)), int64_t(state.shape(3)),
@@ -203,6 +204,7 @@ void delta_net(const Floats &projected, const Sizes &lengths, const Sizes &conte
     want_shape(window, "window", {slots, d.kernel - 1, channels});
     std::vector<ft::SpanOf> spans = read_spans(lengths, contexts, tokens);
     read_state_slots(spans, state_slots, slots);
+    const std::vector<ft::CaptureOf> kept = ft::read_captures(captures, spans, slots);
 
     ft::DeltaNetArguments a{};
     take_common(a, spans, projected, out, d.value_heads * d.value_dim, isa);
@@ -214,6 +216,7 @@ void delta_net(const Floats &projected, const Sizes &lengths, const Sizes &conte
     a.norm_epsilon = epsilon;
     a.window = window.data();
     a.state = state.data();
+    a.captures = kept.data();
     nb::gil_scoped_release release;
     const std::unique_ptr<float[]> scratch(new float[size_t(ft::delta_net_scratch(d, threads))]);
     a.scratch = scratch.get();
@@ -257,8 +260,8 @@ void bind_mixers(nb::module_ &m) {
           "window"_a, "gated"_a, "scale"_a, "out"_a.noconvert(), "threads"_a = 1, "isa"_a = "");
     m.def("delta_net", &delta_net, "projected"_a.noconvert(), "query_lengths"_a, "context_lengths"_a,
           "state_slots"_a.noconvert(), "taps"_a.noconvert(), "decay_scale"_a.noconvert(), "decay_bias"_a.noconvert(),
-          "norm"_a.noconvert(), "epsilon"_a, "window"_a.noconvert(), "state"_a.noconvert(), "out"_a.noconvert(),
-          "threads"_a = 1, "isa"_a = "");
+          "norm"_a.noconvert(), "epsilon"_a, "window"_a.noconvert(), "state"_a.noconvert(), "captures"_a.noconvert(),
+          "out"_a.noconvert(), "threads"_a = 1, "isa"_a = "");
     m.def("route", &route, "logits"_a.noconvert(), "normalize"_a, "ids"_a.noconvert(), "weights"_a.noconvert(),
           "threads"_a = 1, "isa"_a = "");
 }

@@ -54,14 +54,21 @@ int64_t Linear::rows() const {
 struct Decoder::Slice {
     int64_t first = 0, tokens = 0;
     std::vector<SpanOf> spans;
+    std::vector<CaptureOf> captures;
     std::vector<int64_t> wanted, targets;  // rows of the slice whose logits are wanted, and their rows of the logits
 
     Slice(const DecoderStep &step, int64_t first_row, int64_t count) : first(first_row), tokens(count) {
         for (const SpanOf &span : step.spans) {
             const int64_t begin = std::max(first, span.row), end = std::min(first + tokens, span.row + span.length);
             if (begin >= end) continue;
-            const int64_t context = span.context + (begin - span.row);
-            spans.push_back({begin - first, end - begin, context, span.pages, span.state_slot});
+            const int64_t before = begin - span.row, first_capture = captures.size();
+            for (int64_t i = span.first_capture; i < span.first_capture + span.captures; ++i) {
+                const CaptureOf &capture = step.captures[i];
+                if (capture.tokens > before && capture.tokens <= end - span.row)
+                    captures.push_back({capture.tokens - before, capture.slot});
+            }
+            spans.push_back({begin - first, end - begin, span.context + before, span.pages, span.state_slot,
+                             first_capture, int64_t(captures.size()) - first_capture});
         }
         for (int64_t i = 0; i < step.wanted_count; ++i) {
             const int64_t row = step.wanted[i] - first;
@@ -257,6 +264,7 @@ void Decoder::Run::mix(Team &team, const MixerLayer &mixer) const {
         a.decay_bias = mixer.decay_bias;
         a.window = cache_.windows[at];
         a.state = cache_.states[at];
+        a.captures = slice_.captures.data();
         timed(team, Part::delta_net, [&] { delta_net(team, a); });
     }
     timed(team, Part::projections, [&] {

@@ -78,6 +78,7 @@ struct DecoderStep {
     int64_t tokens = 0;
     const int64_t *ids = nullptr, *positions = nullptr, *slots = nullptr;  // [tokens]
     std::vector<SpanOf> spans;
+    std::vector<CaptureOf> captures;
     const int64_t *wanted = nullptr;  // rows whose logits are wanted
     int64_t wanted_count = 0;
     float *logits = nullptr;  // [wanted_count][vocabulary]

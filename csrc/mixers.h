@@ -26,6 +26,7 @@ struct SpanOf {
     int64_t row, length, context;  // first query row, query tokens, tokens before this step
     const int64_t *pages;          // page ids in token order
     int64_t state_slot;            // -1 where there is none
+    int64_t first_capture = 0, captures = 0;  // which of the captures beside the spans are its own, by tokens
 };
 
 // What attention and Gated DeltaNet have in common. Each thread of a team has a share of `scratch`.
@@ -60,13 +61,15 @@ void attention(Team &team, const AttentionArguments &a);
 // projected: channels (queries, keys, values), gate [value_heads * value_dim], rate, decay input [value_heads] each:
 // layers/gated_delta_net.py. norm [value_dim]. window [slots][kernel - 1][channels] and state
 // [slots][value_heads][key_dim][value_dim], float32, are read and written at the spans' slots; a span whose context is 0
-// starts from zeros. Spans of one token take the recurrent step, longer ones the chunked form.
+// starts from zeros. Captures are written to slots of no span. A span goes on after a capture as if it began there: one
+// token takes the recurrent step, more of them the chunked form.
 // out: value_heads * value_dim wide. scratch: delta_net_scratch() floats.
 struct DeltaNetArguments : MixerArguments {
     DeltaNetDims dims;
     const float *taps;                      // [kernel][channels], oldest first
     const float *decay_scale, *decay_bias;  // [value_heads]
     float *window, *state;
+    const CaptureOf *captures = nullptr;
 };
 int64_t delta_net_scratch(const DeltaNetDims &dims, int threads);
 void delta_net(Team &team, const DeltaNetArguments &a);

@@ -31,8 +31,12 @@ void delta_net(Team &team, const DeltaNetArguments &a) {
         h.decay_bias = a.decay_bias;
         h.norm = a.norm;
         h.norm_epsilon = a.norm_epsilon;
-        h.window = a.window + span.state_slot * (d.kernel - 1) * d.channels();
-        h.state = a.state + span.state_slot * d.value_heads * d.key_dim * d.value_dim;
+        h.window = a.window + span.state_slot * d.window_floats();
+        h.state = a.state + span.state_slot * d.state_floats();
+        h.windows = a.window;
+        h.states = a.state;
+        h.captures = a.captures + span.first_capture;
+        h.capture_count = span.captures;
         h.bf16 = a.type == Activation::bf16;
         h.out = static_cast<char *>(a.out) + span.row * a.out_stride * size;
         h.out_stride = a.out_stride;

@@ -64,15 +64,6 @@ void convolve(const DeltaHead &h, int64_t first, int64_t tokens, int64_t channel
     }
 }
 
-// The window takes the last inputs of the part.
-void shift_window(const DeltaHead &h, int64_t channel, int64_t width) {
-    const int64_t channels = h.dims.channels(), kept = h.dims.kernel - 1;
-    for (int64_t i = 0; i < kept; ++i) {
-        const int64_t source = h.length + i - kept;
-        const float *x = source >= 0 ? h.projected + source * h.stride : h.window + (kept + source) * channels;
-        __builtin_memmove(h.window + i * channels + channel, x + channel, width * sizeof(float));
-    }
-}
 
 void scale_to_unit(float *row, int64_t width, float scale) {
     const float factor = scale / __builtin_sqrtf(dot(row, row, width) + UNIT_EPSILON);
@@ -160,17 +151,17 @@ inline int64_t value_channel(const DeltaNetDims &d, int64_t head) {
     return 2 * d.key_heads * d.key_dim + head * d.value_dim;
 }
 
-void delta_step(const DeltaHead &h) {
+void delta_step(const DeltaHead &h, int64_t first) {
     const DeltaNetDims &d = h.dims;
     const DeltaChunk c = divide(d, h.scratch, 1);
-    prepare(h, 0, 1, c);
+    prepare(h, first, 1, c);
     const float alignment = dot(c.queries, c.keys, d.key_dim);
     for (int64_t head = h.head * d.repeats(); head < (h.head + 1) * d.repeats(); ++head) {
-        convolve(h, 0, 1, value_channel(d, head), d.value_dim, c.values);
-        const DeltaToken token{c.keys,    c.queries,          c.values, alignment, exponential(log_decay(h, 0, head)),
-                               rate_of(h, 0, head)};
+        convolve(h, first, 1, value_channel(d, head), d.value_dim, c.values);
+        const DeltaToken token{
+            c.keys, c.queries, c.values, alignment, exponential(log_decay(h, first, head)), rate_of(h, first, head)};
         step_state(d, token, h.state + head * d.key_dim * d.value_dim, c.recalled);
-        finish(h, 0, head, c.recalled);
+        finish(h, first, head, c.recalled);
     }
 }
 
@@ -249,30 +240,60 @@ void delta_chunk(const DeltaHead &h, int64_t first, int64_t tokens) {
         chunk_of_head(h, first, tokens, head, c);
 }
 
+// Calls f(first channel, channels) for each run of channels that belongs to the key head and its value heads.
+template <class F>
+void each_run(const DeltaHead &h, F &&f) {
+    const DeltaNetDims &d = h.dims;
+    f(h.head * d.key_dim, d.key_dim);
+    f((d.key_heads + h.head) * d.key_dim, d.key_dim);
+    f(value_channel(d, h.head * d.repeats()), d.repeats() * d.value_dim);
+}
+
 void reset(const DeltaHead &h) {
     const DeltaNetDims &d = h.dims;
     const int64_t size = d.key_dim * d.value_dim * d.repeats();
     __builtin_memset(h.state + h.head * size, 0, size * sizeof(float));
-    const auto clear = [&](int64_t channel, int64_t width) {
+    each_run(h, [&](int64_t channel, int64_t width) {
         for (int64_t i = 0; i < d.kernel - 1; ++i)
             __builtin_memset(h.window + i * d.channels() + channel, 0, width * sizeof(float));
-    };
-    clear(h.head * d.key_dim, d.key_dim);
-    clear((d.key_heads + h.head) * d.key_dim, d.key_dim);
-    clear(value_channel(d, h.head * d.repeats()), d.repeats() * d.value_dim);
+    });
+}
+
+// window: the inputs before token `end` of the part. It may be the one that the part goes on from.
+void keep_window(const DeltaHead &h, int64_t end, float *window) {
+    const int64_t channels = h.dims.channels(), kept = h.dims.kernel - 1;
+    each_run(h, [&](int64_t channel, int64_t width) {
+        for (int64_t i = 0; i < kept; ++i) {
+            const int64_t source = end + i - kept;
+            const float *x = source >= 0 ? h.projected + source * h.stride : h.window + (kept + source) * channels;
+            __builtin_memmove(window + i * channels + channel, x + channel, width * sizeof(float));
+        }
+    });
+}
+
+void keep(const DeltaHead &h, const CaptureOf &capture) {
+    const DeltaNetDims &d = h.dims;
+    const int64_t size = d.key_dim * d.value_dim * d.repeats(), at = h.head * size;
+    __builtin_memcpy(h.states + capture.slot * d.state_floats() + at, h.state + at, size * sizeof(float));
+    keep_window(h, capture.tokens, h.windows + capture.slot * d.window_floats());
+}
+
+void advance(const DeltaHead &h, int64_t first, int64_t end) {
+    if (end - first == 1) return delta_step(h, first);
+    for (; first < end; first += DELTA_CHUNK)
+        delta_chunk(h, first, end - first < DELTA_CHUNK ? end - first : DELTA_CHUNK);
 }
 
 void delta_net_head(const DeltaHead &h) {
-    const DeltaNetDims &d = h.dims;
     if (h.fresh) reset(h);
-    if (h.length == 1)
-        delta_step(h);
-    else
-        for (int64_t first = 0; first < h.length; first += DELTA_CHUNK)
-            delta_chunk(h, first, h.length - first < DELTA_CHUNK ? h.length - first : DELTA_CHUNK);
-    shift_window(h, h.head * d.key_dim, d.key_dim);
-    shift_window(h, (d.key_heads + h.head) * d.key_dim, d.key_dim);
-    shift_window(h, value_channel(d, h.head * d.repeats()), d.repeats() * d.value_dim);
+    int64_t first = 0;
+    for (int64_t i = 0; i < h.capture_count; ++i) {
+        advance(h, first, h.captures[i].tokens);
+        keep(h, h.captures[i]);
+        first = h.captures[i].tokens;
+    }
+    advance(h, first, h.length);
+    keep_window(h, h.length, h.window);
 }
 
 }  // namespace

@@ -53,6 +53,9 @@ struct DeltaHead {
     const float *taps, *decay_scale, *decay_bias, *norm;
     float norm_epsilon;
     float *window, *state;  // of the sequence's slot
+    float *windows, *states;  // of all slots, for captures
+    const CaptureOf *captures;
+    int64_t capture_count;
     bool bf16;
     void *out;  // first row, all heads
     int64_t out_stride;

@@ -20,6 +20,15 @@ struct DeltaNetDims {
 
     int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
     int64_t repeats() const { return value_heads / key_heads; }
+
+    // Of one slot.
+    int64_t window_floats() const { return (kernel - 1) * channels(); }
+    int64_t state_floats() const { return value_heads * key_dim * value_dim; }
+};
+
+// Once `tokens` query tokens of a span are computed, its recurrent state is written to `slot`, too.
+struct CaptureOf {
+    int64_t tokens, slot;
 };
 
 }  // namespace ft

@@ -81,6 +81,7 @@ class Decoder:
         slots: Any,
         state_slots: Any,
         wanted: Any,
+        captures: Any,
         logits: Any,
         threads: int,
     ) -> None: ...

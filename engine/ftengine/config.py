@@ -22,8 +22,9 @@ LEAST = {
     "page_size": 1,
     "prefill_chunk": 1,
     "threads": 1,
-    "snapshot_bytes": 0,
     "cache_device": 0,
+    "cache_host": 0,
+    "cache_disk": 0,
     "moe_cache_size": 0,
     "moe_cache_mem": 0,
     "moe_cpu_threads": 1,
@@ -43,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is asked of the engine process; crosses as one JSON argument. Raises ConfigError for impossible values."""
 
     model_dir: str
+    model_name: str = ""  # for people, in lists of kept prompts; "": the folder's
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cuda", "cpu", "interpret"] = "auto"  # interpret: the GPU's code on the CPU, for tests
     context: int | None = None  # tokens a sequence may have, prompt and output together
@@ -52,10 +54,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk: int | None = None  # largest prefill tokens a step; the engine goes lower to keep `step_seconds`
     step_seconds: float = 0.8  # how long a step with prefill may take: bounds cancellation and decode latency
     threads: int | None = None
-    snapshot_bytes: int | None = None  # recurrent states kept for prefix reuse; 0: none
     log_seconds: float = 5.0  # between two progress lines while there is work
     memory_ratio: float | None = None  # share of the GPU's free memory that is used
-    cache_device: int | None = None  # bytes of the GPU's memory for recurrent states kept for prefix reuse; 0: none
+    cache_device: int | None = None  # bytes where the model computes, for places that prompts go on from; 0: none
+    cache_host: int | None = None  # bytes of host memory for copies of prompts; 0: none
+    cache_disk: int | None = None  # bytes of files of prompts, for the next start; 0: none
+    cache_dir: str | None = None  # the folder of these files; without one there are none
     moe_backend: Literal["auto", "resident", "offload", "cpu", "hybrid"] = "auto"  # where routed experts are computed
     moe_cache_size: int | None = None  # experts that the GPU's memory holds; of the three at most one is given
     moe_cache_rate: float | None = None  # the same as a share of all routed experts
@@ -75,6 +79,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value}; it must be a positive number of seconds")
+        if self.cache_disk and self.cache_dir is None:
+            raise ConfigError(f"cache_disk is {self.cache_disk}, but there is no cache_dir to keep files in")
         self._check_experts()
 
     def _check_experts(self) -> None:

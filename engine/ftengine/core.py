@@ -46,16 +46,54 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end-of-sequence ids
 
 
+class BoundaryKind(str, enum.Enum):
+    """Why a place in a path of tokens is worth going on from."""
+
+    SYSTEM = "system"  # after tools and system text
+    MESSAGE = "message"  # after a message
+    LAST_USER = "last_user"  # before the last user message
+    QUESTION_END = "question_end"  # after it; a template that drops reasoning departs here at the next one
+    THINKING = "thinking"  # after reasoning
+    CALL_START = "call_start"
+    CALL_END = "call_end"
+    RESULT_START = "result_start"  # of a tool's output
+    RESULT_END = "result_end"
+    PROMPT_END = "prompt_end"
+    ANSWER_END = "answer_end"
+    SPACING = "spacing"  # inside a long block
+
+
+class Boundary(msgspec.Struct, frozen=True, array_like=True):
+    """position: tokens before it, 1..len(prompt)."""
+
+    position: int
+    kind: BoundaryKind
+
+
 class Request(msgspec.Struct, frozen=True):
     """One generation asked of the engine. Set by the front; never changed after."""
 
     id: str
     prompt: list[int]  # token ids, at least one
     sampling: SamplingParams
+    boundaries: list[Boundary] = []  # of the prompt, positions ascending; a position may have one only
+    boundary_tokens: tuple[int, ...] = ()  # ids after which, while generating, a block begins or ends
+    session: str = ""  # the client's own key, shortened by the front; "": not known
+    side: bool = False  # a title, a compaction, a sub-agent: beside the session's main conversation
+
+
+class Reused(msgspec.Struct, frozen=True):
+    """What a request's prompt found in the caches, set by the cache at admission. Tokens."""
+
+    tokens: int = 0  # not computed again
+    tier: str = ""  # "device", "host" or "disk", of the deepest part; "": nothing was reused
+    kind: BoundaryKind | None = None  # of the anchor used; None: any token would do, or none was found
+    changed: int = 0  # the first token that differs from what the session, or else any path, had before
 
 
 class SequenceStatus(str, enum.Enum):
     WAITING = "waiting"
+    RESTORING = "restoring"  # its cached prefix is on its way from a lower tier
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
@@ -123,6 +161,15 @@ class CacheTensors:
     joined: list[torch.Tensor] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Capture:
+    """Keep the recurrent state in the middle of a step: see Batch.captures."""
+
+    row: int  # of the sequence in the batch
+    tokens: int  # of its query tokens in this step, after which the state is taken; 1..query_lengths[row]
+    slot: int  # where it goes
+
+
 @dataclass
 class Batch:
     """One step's work: prefill chunks and decode tokens of several sequences, packed. Built by the scheduler.
@@ -139,3 +186,4 @@ class Batch:
     slot_mapping: torch.Tensor  # [T] int64, page * page_size + offset where each query token's K and V go
     state_slots: torch.Tensor  # [B] int64 (-1 where the model has no recurrent state)
     logits_rows: torch.Tensor  # [N] int64, rows of the T whose logits are wanted
+    captures: list[Capture] = field(default_factory=list)  # by row, then tokens; only in steps with prefill

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ftengine.core import FinishReason, Request
+from ftengine.core import FinishReason, Request, Reused
 
 MAX_FRAME = 256 << 20
 HEADER = struct.Struct("<I")
@@ -89,6 +89,7 @@ class Output(msgspec.Struct, tag=True, frozen=True):
     cached_tokens: int
     finish: FinishReason | None = None
     logprobs: list[TokenLogprob] | None = None
+    reused: Reused | None = None  # in the first one only
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

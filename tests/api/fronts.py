@@ -58,7 +58,7 @@ def settings(folder: Path, **changes: Any) -> ServeSettings:
         model_dir=str(folder),
         served_name=MODEL,
         port=given.pop("port", 0),
-        engine=EngineConfig(model_dir=str(folder)),
+        engine=given.pop("engine_config", EngineConfig(model_dir=str(folder))),
         announce=str(folder / "announce.json"),
         **given,
     )

@@ -9,6 +9,7 @@ answer; any other text is answered with "ok". Keys:
     delay     seconds between two Outputs
     size      tokens an Output (3: characters are cut in the middle)
     cached    tokens of the prompt reported as cached
+    reused    the other fields of core.Reused, told with the first Output
     finish    "stop" (an end token follows) or "length"
     die       exit code: end the process after the text instead of finishing
     fail      message of a Failed frame instead of an answer; "overloaded" with it
@@ -31,9 +32,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ftengine import wire
 from ftengine.config import EngineConfig
-from ftengine.core import FinishReason, Request
+from ftengine.core import FinishReason, Request, Reused
 
 CONTEXT = 4096
 END = 256
@@ -86,7 +89,16 @@ class ScriptedEngine:
                 return 0
             if isinstance(message, wire.Submit):
                 request = message.request
-                self.log("submit", id=request.id, tokens=len(request.prompt), max_tokens=request.sampling.max_tokens)
+                self.log(
+                    "submit",
+                    id=request.id,
+                    tokens=len(request.prompt),
+                    max_tokens=request.sampling.max_tokens,
+                    session=request.session,
+                    side=request.side,
+                    boundaries=msgspec.to_builtins(request.boundaries),
+                    boundary_tokens=request.boundary_tokens,
+                )
                 self.tasks[request.id] = asyncio.ensure_future(self.answer(request))
             elif isinstance(message, wire.Cancel):
                 task = self.tasks.pop(message.id, None)
@@ -116,7 +128,8 @@ class ScriptedEngine:
         if "fail" in script:
             await self.send(wire.Failed(request.id, script["fail"], script.get("overloaded", False)))
             return
-        await self.send(wire.Output(request.id, [], cached))
+        reused = msgspec.convert({"tokens": cached, **script["reused"]}, Reused) if "reused" in script else None
+        await self.send(wire.Output(request.id, [], cached, reused=reused))
         tokens = list(script.get("say", "ok").encode()) * script.get("repeat", 1)
         size, limit = script.get("size", 3), request.sampling.max_tokens
         finish = FinishReason(script.get("finish", "stop"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ftengine.api.answer import Answer, Finished, Started
 from ftengine.api.collect import Collected
 from ftengine.conversation import Reasoning, Text, ToolCall
-from ftengine.core import FinishReason
+from ftengine.core import FinishReason, Reused
 from ftengine.wire import Output
 from tests.api.byte_dialect import END, ByteDecoder, ByteParser
 
@@ -58,6 +58,19 @@ def test_counts() -> None:
     end = answer([[byte] for byte in say.encode()], FinishReason.STOP).end
     assert (end.usage.prompt, end.usage.cached, end.usage.output) == (10, 4, len(say) + 1)
     assert len("abc") <= end.usage.reasoning <= len("<think>abc</think>")
+
+
+def test_what_was_reused_is_what_the_first_output_says() -> None:
+    """A request that had to give up its place finds its own tokens in the cache when it goes on; they are no reuse."""
+    machine = Answer(decoder=ByteDecoder(), parser=ByteParser(True), prompt_tokens=10)
+    outputs = [
+        Output("r", [], 4, reused=Reused(4)),
+        Output("r", [97], 4),
+        Output("r", [98, END], 11, FinishReason.STOP),
+    ]
+    chunks = [chunk for output in outputs for chunk in machine.feed(output)]
+    usages = [chunk.usage for chunk in chunks if isinstance(chunk, (Started, Finished))]
+    assert [(usage.prompt, usage.cached, usage.kept) for usage in usages] == [(10, 4, 5), (10, 4, 5)]
 
 
 def test_length_wins_over_tool_calls_and_text_held_back_comes_out() -> None:

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from ftengine.cache.sequences import SequenceCache
+from ftengine.cache.storage import Storage
 from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_bytes
 from ftengine.core import CacheLayout, StateSpec
 
@@ -16,9 +16,9 @@ def test_shapes_and_sizes_are_what_the_layout_says(dtype: str) -> None:
     """The byte counts that memory is planned with, against what the tensors themselves say."""
     layout = CacheLayout(kv_layers=4, kv_heads=2, head_dim=6, dtype=dtype, states=STATES)
     cache = allocate_cache(layout, pages=5, page_size=16, slots=3)
-    assert [tuple(layer.shape) for layer in cache.keys + cache.values] == [(5, 16, 2, 6)] * 8
+    assert [tuple(layer.shape) for layer in cache.keys + cache.values] == [(5 + 3, 16, 2, 6)] * 8
     assert {layer.dtype for layer in cache.keys + cache.values} == {getattr(torch, dtype)}
-    assert sum(layer.nbytes for layer in cache.keys + cache.values) == kv_bytes_per_token(layout) * 5 * 16
+    assert sum(layer.nbytes for layer in cache.keys + cache.values) == kv_bytes_per_token(layout) * 8 * 16
     assert [{name: tuple(tensor.shape) for name, tensor in layer.items()} for layer in cache.states] == [
         {"s": (3, 2, 3, 5), "conv": (3, 7, 3)}
     ] * 3
@@ -46,7 +46,7 @@ def test_a_device_has_a_page_and_a_slot_to_spare_and_states_side_by_side() -> No
     """What is written through a layer's states is found in the tensors that hold all layers', and nowhere else."""
     layout = CacheLayout(kv_layers=2, kv_heads=2, head_dim=6, dtype="bfloat16", states=STATES)
     cache = allocate_cache(layout, pages=5, page_size=16, slots=3, device="interpret")
-    assert [tuple(layer.shape) for layer in cache.keys + cache.values] == [(6, 16, 2, 6)] * 4
+    assert [tuple(layer.shape) for layer in cache.keys + cache.values] == [(5 + 3 + 1, 16, 2, 6)] * 4
     assert [tuple(tensor.shape) for tensor in cache.joined] == [(3, 4, 2, 3, 5), (3, 4, 7, 3)]
     for number, layer in enumerate(cache.states):
         layer["s"].fill_(number + 1)
@@ -59,16 +59,36 @@ def test_a_device_has_a_page_and_a_slot_to_spare_and_states_side_by_side() -> No
 def test_states_of_all_layers_are_copied_and_erased_together(device: str) -> None:
     layout = CacheLayout(kv_layers=1, kv_heads=1, head_dim=4, dtype="float32", states=STATES)
     tensors = allocate_cache(layout, pages=2, page_size=2, slots=3, device=device)
-    cache = SequenceCache(tensors, pages=2, slots=3)
+    storage = Storage(tensors, pages=2)
     everything = [tensor for layer in tensors.states for tensor in layer.values()]
     for number, tensor in enumerate(everything):
         for slot in range(3):
             tensor[slot] = 10 * number + slot
-    cache._copy_state(2, 0)
-    cache._erase_state(1)
+    storage.copy_state(2, 0)
+    storage.erase_slot(1)
     for number, tensor in enumerate(everything):
         assert [set(tensor[slot].flatten().tolist()) for slot in range(3)] == [
             {10 * number + 2},
             {0},
             {10 * number + 2},
         ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "interpret"])
+@pytest.mark.parametrize("copies", [[(1, 4)], [(0, 6), (1, 5), (0, 7)]])
+def test_pages_are_copied_whole_in_all_layers(device: str, copies: list[tuple[int, int]]) -> None:
+    layout = CacheLayout(kv_layers=3, kv_heads=2, head_dim=4, dtype="float32", states=STATES)
+    tensors = allocate_cache(layout, pages=5, page_size=2, slots=3, device=device)
+    storage = Storage(tensors, pages=5)
+    layers = tensors.keys + tensors.values
+    for layer in layers:
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.clone() for layer in layers]
+    storage.copy_pages(copies)
+    sources = {target: source for source, target in copies}
+    for layer, old in zip(layers, before, strict=True):
+        for page in range(len(layer)):
+            assert layer[page].equal(old[sources.get(page, page)])
+    assert [storage.companion(slot) for slot in range(3)] == [5, 6, 7]
+    assert storage.page_bytes == kv_bytes_per_token(layout) * 2
+    assert storage.state_bytes == state_bytes(layout)

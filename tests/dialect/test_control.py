@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftengine.conversation import ToolSpec
 from ftengine.dialect import Dialect
-from ftengine.dialect.control import GUARD, ControlTokens
+from ftengine.dialect.control import GUARD, ControlTokens, unguarded
 from ftengine.dialect.opening import demo_template
 from ftengine.dialect.unicode import well_formed
 from tests.dialect.conftest import small_dialect
@@ -87,13 +87,13 @@ def test_guarding_is_invisible_and_complete(text: str) -> None:
     control = ControlTokens(WORDS)
     guarded = control.guard({"content": [text]})["content"][0]
     assert not any(word in guarded for word in WORDS)
-    assert control.split(guarded) == [text]
-    assert control.split(json.loads(json.dumps(guarded))) == [text]
+    assert list(map(unguarded, control.pieces(guarded))) == [text]
+    assert list(map(unguarded, control.pieces(json.loads(json.dumps(guarded))))) == [text]
 
 
 def test_overlapping_tokens_leave_none() -> None:
     control = ControlTokens(["<ab>", "ab>c", "b>cd", "<ab>cd"])
-    assert control.split(control.guard("<ab>cd")) == ["<ab>cd"]
+    assert list(map(unguarded, control.pieces(control.guard("<ab>cd")))) == ["<ab>cd"]
 
 
 @pytest.mark.parametrize(

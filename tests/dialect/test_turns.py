@@ -94,6 +94,25 @@ def test_results_and_text_of_one_user_message_are_parted() -> None:
     assert short(found) == [("assistant", " a({})"), ("tool", "r"), ("user", "see\nwhat now?")]
 
 
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("<system-reminder>\nOne.\n</system-reminder>", True),
+        (" <system-reminder>One.</system-reminder>\n<system-reminder>Two.</system-reminder>\n", True),
+        ("<system-reminder>One.</system-reminder> And now?", False),
+        ("Now <system-reminder>One.</system-reminder>", False),
+        ("<system-reminder>One.</system-reminder>" * 30 + "?", False),
+        ("<system-reminder>One.", False),
+    ],
+)
+def test_reminders_beside_results_ask_nothing(text: str, joined: bool) -> None:
+    """As a user's turn they would make a template show the rounds before as answered questions."""
+    loop = [say("user", "Go."), say("assistant", call("1", "status", {})), result("1", "fine")]
+    found = short(turns(talk(*loop, say("user", text))))
+    assert found[2:] == ([("tool", f"fine\n\n{text}")] if joined else [("tool", "fine"), ("user", text)])
+    assert short(turns(talk(say("user", text)))) == [("user", text)]
+
+
 def test_calls_without_result_and_results_without_call() -> None:
     found = turns(
         talk(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
-from ftengine.cache.node import Node
+from ftengine.cache.node import Anchor
 from ftengine.scheduler.device_sampler import DeviceSampler
 from tests.gpu import models
 from tests.gpu.ahead_model import AheadModel, QueuedSampler
@@ -25,14 +26,15 @@ KINDS = [
 
 
 class Watched(Driver):
-    """Its cache's copies wait their turn in the device's stream; snapshots are compared with their tokens."""
+    """Its cache's copies wait their turn in the device's stream; anchors are compared with their tokens."""
 
     def __init__(self, model: AheadModel, **options) -> None:
         super().__init__(model, **options)
         self.engine.device_sampler = QueuedSampler(model)
-        self.seen: set[Node] = set()
-        for name in ("_copy_state", "_erase", "_erase_state"):
-            setattr(self.cache, name, self._in_turn(getattr(self.cache, name)))
+        self.seen: set[Anchor] = set()
+        storage = self.cache.storage
+        for name in ("copy_state", "copy_pages", "erase_page", "erase_slot"):
+            setattr(storage, name, self._in_turn(getattr(storage, name)))
 
     def _in_turn(self, call):
         def later(*arguments) -> None:
@@ -44,12 +46,15 @@ class Watched(Driver):
     def step(self) -> None:
         super().step()
         self.engine.scheduler.check_integrity()
-        for node in self.cache.tree.snapshots - self.seen:
-            self.seen.add(node)
-            tokens = [token for each in list(node.path())[::-1] for token in each.tokens]
+        for anchor in self.cache.tree.anchors - self.seen if self.model.recurrent else ():
+            # What was handed on may be of a step that is still under way.
+            self.model.drain()
+            self.seen.add(anchor)
+            path = [each.tokens for each in list(anchor.node.path())[::-1]]
+            tokens = numpy.frombuffer(b"".join([*path, anchor.tail]), "<i4").tolist()
             states = self.cache.tensors.states[0]
             for found, expected in zip((states["sum"], states["last"]), self.model.state_after(tokens), strict=True):
-                torch.testing.assert_close(found[node.snapshot.slot], expected)
+                torch.testing.assert_close(found[anchor.slot], expected)
 
 
 def script(seed: int) -> list[tuple]:
@@ -75,7 +80,7 @@ def played(seed: int, monkeypatch: pytest.MonkeyPatch, ahead: str) -> Watched:
     chance = random.Random(seed)
     running, pages = chance.choice([1, 2, 4, 8]), chance.choice([20, 40, 200])
     model = AheadModel(timing=seed, recurrent=chance.random() < 0.7)
-    driver = Watched(model, running=running, pages=pages, page_size=4, slots=running + chance.randint(1, 6))
+    driver = Watched(model, running=running, pages=pages, page_size=4, slots=running + chance.randint(1, 6), spacing=12)
     actions, number = script(seed), 0
     while actions or driver.engine.has_work:
         during = []
@@ -125,13 +130,41 @@ def test_answers_are_those_of_steps_one_by_one(part: int, monkeypatch: pytest.Mo
 
 
 def test_most_steps_of_a_long_answer_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but those after a page is full, of a model with a state."""
+    """All but the first, and those after an anchor was due: at 16, 32 and 48 tokens after the prompt's own."""
     monkeypatch.delenv("FT_AHEAD", raising=False)
     model = AheadModel(timing=1, recurrent=True)
-    driver = Watched(model, page_size=8)
+    driver = Watched(model, page_size=8, spacing=16)
     assert driver.one([3, 4, 5], 60).tokens == model.greedy([3, 4, 5], 60)
-    assert 48 <= model.ahead <= 53
+    assert model.ahead == 59 - 1 - 3
     assert driver.engine.stats()["steps"]["count"] == 60
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_where_an_answer_ends_is_kept_with_its_last_token(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step launched ahead computes it; the client has its answer before. The next turn computes what is new."""
+    monkeypatch.delenv("FT_AHEAD", raising=False)
+    for recurrent in (False, True):
+        model = AheadModel(timing=3, recurrent=recurrent)
+        driver = Watched(model)
+        prompt = [3, 4, 5, 6, 7]
+        answer = model.greedy(prompt, 12)
+        other = driver.model.greedy([9, 8], 30)
+        driver.submit("other", [9, 8], 30)
+        driver.submit("first", prompt, 40, stop_token_ids=(answer[11],) if end == "stop" else ())
+        while len(driver.results["first"].tokens) < 12 and driver.results["first"].finish is None:
+            driver.step()
+        if end == "cancel":
+            driver.cancel("first")
+        said = driver.results["first"].tokens
+        assert driver.results["first"].finish is not None
+        assert len(driver.engine.scheduler.parting) == 1
+        driver.run()
+        turn = prompt + said + [11, 12]
+        driver.submit("next", turn, 5)
+        driver.run()
+        assert driver.results["next"].cached == len(prompt) + len(said)
+        assert driver.results["next"].tokens == model.greedy(turn, 5)
+        assert driver.results["other"].tokens == other
 
 
 def test_a_token_left_to_the_host_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

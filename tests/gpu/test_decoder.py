@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -173,3 +174,13 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(checkpoint_of: Find,
     theirs = driver.reference_logits(driver.load_reference(folder, torch.bfloat16), prompt)
     (ours,) = logits_of(start(prepared(folder, dtype="bfloat16")), [prompt], 25, 5)
     assert (ours - exact).abs().median() < 1.5 * (theirs - exact).abs().median()
+
+
+def test_samples_are_two_layers_of_each_kind(checkpoint_of: Find, prepared: Prepared) -> None:
+    """What kernels are compiled from: numbers and contents of layers do not tell them apart, shapes do."""
+    model = prepared(checkpoint_of("mixtral"))
+    first, second = model.weights.layers  # alike
+    other = dataclasses.replace(second, feed_forward=dataclasses.replace(second.feed_forward, top_k=1))
+    layers = (first, second, first, other, second, other, first, other)
+    samples = dataclasses.replace(model.weights, layers=layers).samples().layers
+    assert [id(layer) for layer in samples] == [id(layer) for layer in (first, second, other, other)]

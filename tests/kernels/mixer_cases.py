@@ -139,6 +139,7 @@ class DeltaCase:
     extra: int = 0
     decay: float = 1.0  # magnitude
     epsilon: float = 1e-6
+    spare: int = 2  # slots that no sequence has
 
     def __post_init__(self) -> None:
         self.channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
@@ -148,8 +149,9 @@ class DeltaCase:
         self.decay_scale = -self.decay * torch.rand(self.value_heads)
         self.decay_bias = torch.randn(self.value_heads)
         self.norm = 1 + 0.2 * torch.randn(self.value_dim)
-        slots = len(self.parts) + 2
-        self.slots = torch.randperm(slots)[: len(self.parts)]
+        slots = len(self.parts) + self.spare
+        order = torch.randperm(slots)
+        self.slots, self.free = order[: len(self.parts)], order[len(self.parts) :].tolist()
         self.window = torch.full((slots, self.kernel - 1, self.channels), NAN)
         self.state = torch.full((slots, self.value_heads, self.key_dim, self.value_dim), NAN)
         for slot, (_, context) in zip(self.slots.tolist(), self.parts, strict=True):

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import copy
+import random
+from collections.abc import Sequence
 
 import pytest
 import torch
 
+from ftengine.core import Capture
 from ftengine.kernels import mixers
 from tests.kernels.mixer_cases import NAN, DeltaCase
 
 MIXED = [(1, 0), (3, 0), (1, 9), (64, 5), (70, 0), (1, 2), (2, 1), (129, 7)]
 
 
-def run(case: DeltaCase, dtype: torch.dtype = torch.float32, threads: int = 2, isa: str = "") -> torch.Tensor:
+def run(
+    case: DeltaCase,
+    dtype: torch.dtype = torch.float32,
+    threads: int = 2,
+    isa: str = "",
+    captures: Sequence[Capture] = (),
+) -> torch.Tensor:
     """Changes the case's window and state."""
     layer = mixers.DeltaNet(case.taps, case.decay_scale, case.decay_bias, case.norm, case.epsilon)
     lengths, contexts = ([part[i] for part in case.parts] for i in (0, 1))
+    places = [(capture.row, capture.tokens, capture.slot) for capture in captures]
     return mixers.delta_net(
-        layer, case.projected, lengths, contexts, case.slots, case.window, case.state, dtype, threads, isa
+        layer, case.projected, lengths, contexts, case.slots, case.window, case.state, dtype, threads, isa, places
     )
 
 
@@ -85,6 +95,71 @@ def test_threads_change_no_bit(isa: str) -> None:
         assert torch.equal(cases[0].state[cases[0].slots], cases[other].state[cases[0].slots])
 
 
+def captures_of(case: DeltaCase, places: list[list[int]]) -> list[Capture]:
+    free = iter(case.free)
+    return [Capture(row, tokens, next(free)) for row, own in enumerate(places) for tokens in own]
+
+
+def pieces(case: DeltaCase, row: int, ends: list[int]) -> list[DeltaCase]:
+    """A sequence's part cut into calls of their own, over the same windows and states."""
+    first = sum(length for length, _ in case.parts[:row])
+    found, start = [], 0
+    for end in ends:
+        piece = copy.copy(case)
+        piece.parts = [(end - start, case.parts[row][1] + start)]
+        piece.projected = case.projected[first + start : first + end].clone()
+        piece.slots = case.slots[row : row + 1].clone()
+        found.append(piece)
+        start = end
+    return found
+
+
+@pytest.mark.parametrize("isa", mixers.versions())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_captures_equal_calls_that_end_there(isa: str, shape: tuple[int, ...]) -> None:
+    """Every place of short sequences and random ones of long ones: the same bits in slots, results and what follows."""
+    choice, lengths = random.Random(shape[0]), [length for length, _ in MIXED]
+    places = [sorted(choice.sample(range(1, length + 1), min(length, 4))) for length in lengths]
+    places[3], places[7] = [1, 2, 63, 64], [64, 65, 65, 128, 129]
+    case = DeltaCase(MIXED, *shape, extra=shape[3] % 5, spare=sum(map(len, places)) + 1)
+    cut = copy.deepcopy(case)
+    captures = captures_of(case, places)
+    found, row = run(case, isa=isa, captures=captures), 0
+    for number, length in enumerate(lengths):
+        own = [capture for capture in captures if capture.row == number]
+        ends = sorted({capture.tokens for capture in own} | {length})
+        for piece, end in zip(pieces(cut, number, ends), ends, strict=True):
+            out, slot = run(piece, isa=isa), int(piece.slots[0])
+            assert torch.equal(found[row : row + len(out)], out)
+            row += len(out)
+            for capture in own:
+                if capture.tokens == end:
+                    assert torch.equal(case.window[capture.slot], cut.window[slot])
+                    assert torch.equal(case.state[capture.slot], cut.state[slot])
+        assert torch.equal(case.window[case.slots[number]], cut.window[case.slots[number]])
+        assert torch.equal(case.state[case.slots[number]], cut.state[case.slots[number]])
+    assert case.state[case.free[-1]].isnan().all()
+
+
+def test_captures_against_the_recurrence() -> None:
+    """Each captured state against the formulas in float64 over the tokens up to it."""
+    case = DeltaCase([(130, 0), (70, 3)], 2, 4, 32, 32, spare=7)
+    captures = captures_of(case, [[3, 64, 100, 130], [1, 69]])
+    rows = (slice(0, 130), slice(130, 200))
+    expected = []
+    for capture in captures:
+        reached = copy.copy(case)
+        reached.parts = [(capture.tokens, case.parts[capture.row][1])]
+        reached.projected = case.projected[rows[capture.row]][: capture.tokens]
+        reached.slots = case.slots[capture.row : capture.row + 1]
+        _, window, state = reached.expected()
+        expected.append((window[reached.slots[0]], state[reached.slots[0]]))
+    run(case, captures=captures)
+    for capture, (window, state) in zip(captures, expected, strict=True):
+        assert torch.equal(case.window[capture.slot].double(), window)
+        torch.testing.assert_close(case.state[capture.slot].double(), state, rtol=2e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize("length", [1, 40])
 def test_nan_stays_in_its_sequence_and_value_head(length: int) -> None:
     """A NaN in one value channel spoils that value head of that sequence, from its token on; nothing else."""
@@ -112,6 +187,14 @@ def test_bad_arguments_are_named() -> None:
         ({"state_slots": torch.tensor([-1, 0])}, "state_slots"),
         ({"projected": case.projected[:, :-1].contiguous()}, "projected"),
         ({"window": case.window[:, :-1].contiguous()}, "window"),
+        ({"captures": [(2, 1, case.free[0])]}, "row is outside"),
+        ({"captures": [(0, 0, case.free[0])]}, "outside its sequence's query tokens"),
+        ({"captures": [(0, 3, case.free[0])]}, "outside its sequence's query tokens"),
+        ({"captures": [(0, 1, 4)]}, "slot is outside"),
+        ({"captures": [(0, 1, int(case.slots[1]))]}, "in use"),
+        ({"captures": [(0, 1, case.free[0]), (1, 1, case.free[0])]}, "in use"),
+        ({"captures": [(0, 2, case.free[0]), (0, 1, case.free[1])]}, "not in the order"),
+        ({"captures": [(1, 1, case.free[0]), (0, 1, case.free[1])]}, "not in the order"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             mixers.delta_net(layer, **{**good, **changed})

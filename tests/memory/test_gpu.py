@@ -156,7 +156,6 @@ def test_a_gpu_that_is_asked_for_and_is_not_there() -> None:
         ({"moe_backend": "hybrid"}, "--moe-backend hybrid"),
         ({"moe_cache_size": 5}, "--moe-cache-size"),
         ({"moe_cache_rate": 0.5}, "--moe-cache-rate"),
-        ({"cache_device": 0}, "--cache-device"),
         ({"memory_ratio": 0.5}, "--memory-ratio"),
     ],
 )

@@ -30,8 +30,17 @@ def model(**changes) -> Demand:
 
 
 def plan(demand: Demand, usable: int, **values) -> DevicePlan:
-    """Of `usable` bytes that may all be used."""
-    return plan_device(config(memory_ratio=1.0, **values), demand, usable)
+    """Of `usable` bytes that may all be used, no lower tiers, and no anchors unless `values` say so. A model without
+    recurrent state gets the spare slot besides: a page."""
+    slots = 0 if demand.state else 16 * demand.token
+    return plan_device(
+        config(**{"memory_ratio": 1.0, "cache_device": 0, "cache_host": 0, "cache_disk": 0, **values}),
+        demand,
+        usable + slots,
+    )
+
+
+PAGE = 16 * 16384  # bytes of this slot for `model()`
 
 
 def test_everything_in_order_and_the_rest_for_experts() -> None:
@@ -43,7 +52,7 @@ def test_everything_in_order_and_the_rest_for_experts() -> None:
     assert made.max_running == Resolved(8, "default")
     assert (made.staging.value, made.slots.value) == (32, 160)
     assert not made.resident
-    assert made.used == made.budget.value == 4 * GIB + 512 * MIB
+    assert made.used == made.budget.value == 4 * GIB + 512 * MIB + PAGE
     assert sum(made.parts(model()).values()) == made.used
 
 
@@ -63,7 +72,7 @@ def test_all_experts_are_resident_when_they_fit_and_the_rest_holds_keys_and_valu
     assert more.kv_tokens == Resolved(65536, "what the experts leave")
     plenty = plan(model(), 100 * GIB)
     assert plenty.kv_tokens == Resolved(8 * 32768, "8 contexts")
-    assert plenty.used == GIB + 4 * GIB + 4 * GIB
+    assert plenty.used == GIB + 4 * GIB + 4 * GIB + PAGE
     assert not plan(model(), 5 * GIB + 511 * MIB).resident
 
 
@@ -91,19 +100,41 @@ def test_as_many_slots_as_experts_is_resident(values: dict) -> None:
 
 
 def test_states_of_running_sequences_and_anchors() -> None:
-    """64 MiB each. 20 GiB less weights, 8 states, tokens and least staging are 17.5: a twentieth holds 14 anchors, and
-    two a sequence are 16. With 2 states it is 17.88, again 14."""
-    demand = model(state=64 * MIB)
-    made = plan(demand, 20 * GIB)
-    assert (made.max_running.value, made.state_slots.value) == (8, 8 + 16)
-    assert "8 running, 16 anchors" in made.state_slots.reason
-    assert plan(demand, 20 * GIB, cache_device=0).state_slots.value == 8
-    assert plan(demand, 20 * GIB, cache_device=300 * MIB).state_slots.value == 8 + 4
-    assert plan(demand, 20 * GIB, snapshot_bytes=300 * MIB).state_slots.value == 8 + 4
-    assert plan(demand, 20 * GIB, max_running_requests=2).state_slots.value == 2 + 14
-    small = plan(demand, 4 * GIB)
+    """63.75 MiB of state and a page of 0.25 MiB each, one slot more than there are for what belongs to no sequence.
+    20 GiB less weights, 9 slots, tokens and least staging are 17.44: a twentieth holds 13 anchors, prefill wants two a
+    sequence. With 2 sequences it is 17.81, and 14 are more than the least, 8."""
+    demand = model(state=64 * MIB - 256 * 1024)
+
+    def anchored(usable: int, **values) -> DevicePlan:
+        return plan_device(config(memory_ratio=1.0, cache_host=0, cache_disk=0, **values), demand, usable)
+
+    made = anchored(20 * GIB)
+    assert (made.max_running.value, made.state_slots.value, made.slot) == (8, 8 + 16, 64 * MIB)
+    assert made.cache_device == Resolved(1 * GIB, "16 that prefill wants, 64.0 MiB each")
+    assert made.state_slots.reason == "8 running, 16 anchors (16 that prefill wants, 64.0 MiB each)"
+    assert made.parts(demand)["states and anchors"] == 25 * 64 * MIB
+    assert anchored(20 * GIB, cache_device=0).state_slots.value == 8
+    assert anchored(20 * GIB, cache_device=300 * MIB).state_slots.value == 8 + 4
+    two = anchored(20 * GIB, max_running_requests=2)
+    assert two.state_slots.value == 2 + 14
+    assert two.cache_device.reason == "1/20 of 17.81 GiB, 64.0 MiB each"
+    small = anchored(4 * GIB)
     assert small.max_running.value == 4
     assert "1/8 of 3.00 GiB" in small.max_running.reason
+    assert small.state_slots.value == 4 + 3  # an eighth of 1.69 GiB
+    plenty = anchored(1000 * GIB)
+    assert plenty.cache_device.value == 8 * GIB
+
+
+def test_without_recurrent_state_the_ends_of_prompts_are_kept() -> None:
+    """A page of 0.25 MiB each, eight for each of 8 sequences, where that is less than a twentieth."""
+    made = plan_device(config(memory_ratio=1.0), model(), 20 * GIB)
+    assert made.state_slots.value == 64
+    assert made.cache_device == Resolved(
+        16 * MIB, "the model has no recurrent state: the ends of 64 prompts, 0.2 MiB each"
+    )
+    less = plan_device(config(memory_ratio=1.0), model(), 2 * GIB + 20 * MIB)
+    assert 0 < less.state_slots.value < 64
 
 
 def test_a_small_gpu_computes_smaller_steps() -> None:
@@ -134,7 +165,12 @@ def test_a_model_without_experts_or_states() -> None:
 
 REFUSED = [
     # settings, usable bytes, what is said, what is advised
-    ({}, GIB - 1, r"dense weights need 1.00 GiB, but .* 1.00 GiB can be used \(1 \(asked for\) of", "--device cpu"),
+    (
+        {},
+        GIB - 1 - PAGE,
+        r"dense weights need 1.00 GiB, but .* 1.00 GiB can be used \(1 \(asked for\) of",
+        "--device cpu",
+    ),
     ({"context": 65536}, GIB + 768 * MIB, r"keys and values of 65536 tokens need 1.00 GiB", "--context 16384"),
     ({"kv_tokens": 65536}, GIB + 768 * MIB, r"keys and values of 65536 tokens need 1.00 GiB", "--context 16384"),
     (
@@ -147,8 +183,9 @@ REFUSED = [
     ({"moe_cache_rate": 0.75}, 4 * GIB, r"192 expert slots need 3.00 GiB", "--moe-cache-size 128"),
     ({}, GIB + 500 * MIB, r"32 experts on their way through the GPU need 0.50 GiB", "--device cpu"),
     ({"prefill_chunk": 1 << 20}, 4 * GIB, r"workspace for steps of 1048576 tokens need 1024.00 GiB", "length 512"),
-    ({"max_running_requests": 4000}, 20 * GIB, r"recurrent states of 4000 sequences need 250.00 GiB", "requests 1"),
+    ({"max_running_requests": 4000}, 20 * GIB, r"states of 4000 sequences need 250.06 GiB", "requests 1"),
     ({"cache_device": 50 * GIB}, 20 * GIB, r"800 anchors need 50.00 GiB", "--cache-device 0"),
+    ({"cache_device": 5 * MIB}, 20 * GIB, r"--cache-device is 5.0 MiB, and one anchor takes 64.0 MiB", "513MiB"),
     ({"context": 1 << 19}, 20 * GIB, r"a context of 524288 tokens was asked for, the model holds 262144", "262144"),
 ]
 
@@ -156,7 +193,7 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "usable", "says", "advises"), REFUSED)
 def test_what_does_not_fit_is_refused_with_numbers(settings: dict, usable: int, says: str, advises: str) -> None:
     states = bool({"max_running_requests", "cache_device"} & set(settings))
-    demand = model(prefill=MIB if "prefill_chunk" in settings else 0, state=64 * MIB if states else 0)
+    demand = model(prefill=MIB if "prefill_chunk" in settings else 0, state=64 * MIB - 256 * 1024 if states else 0)
     with pytest.raises(ConfigError, match=says) as error:
         plan(demand, usable, **settings)
     assert "\n" not in str(error.value)
@@ -226,7 +263,8 @@ def test_no_plan_is_over_its_budget(demand: Demand, free: int, values: dict) -> 
     assert made.kv_tokens.value >= made.context.value
     assert made.context.value <= demand.max_context
     assert made.kv_tokens.value % config(**values).page_size == 0
-    assert made.state_slots.value >= made.max_running.value * bool(demand.state)
+    anchors = (made.state_slots.value - made.max_running.value * bool(demand.state)) * made.slot
+    assert 0 <= anchors <= made.cache_device.value == values.get("cache_device", anchors)
     total, backend = demand.weights.total, values.get("moe_backend", "auto")
     assert made.resident == (backend == "auto" and 0 < total == made.slots.value)  # the others keep their staging
     assert (made.staging.value == 0) == (made.resident or not total)
@@ -265,5 +303,5 @@ def test_what_is_least_is_accepted(demand: Demand, free: int) -> None:
         "context": min(1024, demand.max_context),
     }
     page = 16 * demand.token
-    if least_bytes(demand) + page <= budget(config(), free).value:
+    if least_bytes(demand, config()) + page <= budget(config(), free).value:
         plan_device(config(**values), demand, free)

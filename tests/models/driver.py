@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ftengine.core import Batch, CacheLayout, CacheTensors, Request, SamplingParams, Sequence
+from ftengine.core import Batch, CacheLayout, CacheTensors, Capture, Request, SamplingParams, Sequence
 from ftengine.experts.executor import ExpertExecutor, Routes
 from ftengine.layers.moe import MoeLayer
 from ftengine.models.base import Model, ModelOptions, load
@@ -61,8 +61,14 @@ class Driver:
         request = Request("driver", prompt, SamplingParams(max_tokens=1 << 20, temperature=0.0))
         return Sequence(request, list(prompt), state_slot=self.free_slots.pop())
 
-    def step(self, work: list[tuple[Sequence, int]], *, last_rows_only: bool = False) -> torch.Tensor:
-        """Computes the next `length` tokens of each sequence in one batch.
+    def step(
+        self,
+        work: list[tuple[Sequence, int]],
+        *,
+        last_rows_only: bool = False,
+        captures: list[Capture] | None = None,
+    ) -> torch.Tensor:
+        """Computes the next `length` tokens of each sequence in one batch. captures: as in Batch.
 
         Returns logits [T, V] of every row, or [B, V] of each sequence's last one.
         """
@@ -71,12 +77,17 @@ class Driver:
             while len(sequence.pages) < needed:
                 sequence.pages.append(self.free_pages.pop(0))
         batch = self._batch(work)
+        batch.captures = captures or []
         if last_rows_only:
             batch.logits_rows = torch.tensor(batch.query_lengths).cumsum(0) - 1
         logits = self.model.forward(batch, self.cache)
         for sequence, length in work:
             sequence.computed += length
         return logits
+
+    def states(self, slot: int) -> list[torch.Tensor]:
+        """Copies of all recurrent tensors of a slot, in the order of the layers."""
+        return [tensor[slot].clone() for layer in self.cache.states for tensor in layer.values()]
 
     def _batch(self, work: list[tuple[Sequence, int]]) -> Batch:
         input_ids, positions, slots = [], [], []

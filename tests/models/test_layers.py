@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ftengine.core import Batch
+from ftengine.core import Batch, Capture
 from ftengine.layers.attention import Attention
 from ftengine.layers.delta_rule import CHUNK, chunked, recurrent_step
 from ftengine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
@@ -205,7 +205,7 @@ def test_delta_rule_in_chunks_and_by_step(tokens: int, strong_decay: bool) -> No
 
 
 def test_gated_delta_net_layer() -> None:
-    """Two sequences that prefill and one that decodes, from states of their own; every token in float64."""
+    """Two sequences that prefill and two of one token, from states of their own, with captures; in float64."""
     shape, hidden = DeltaNetShape(key_heads=2, value_heads=4, key_dim=8, value_dim=6, kernel=4), 20
     channels, rows = shape.channels, shape.channels + shape.value_size + 2 * shape.value_heads
     weight, outward = torch.randn(rows, hidden) / hidden**0.5, torch.randn(hidden, shape.value_size) / 5
@@ -220,7 +220,8 @@ def test_gated_delta_net_layer() -> None:
     )
     lengths, contexts = [70, 1, 1, 9], [5, 11, 0, 0]
     batch = batch_of(lengths, contexts, 4)
-    windows, states = torch.randn(4, 3, channels), torch.randn(4, 4, 8, 6)
+    batch.captures = [Capture(0, 2, 5), Capture(0, 65, 4), Capture(2, 1, 8), Capture(3, 4, 6), Capture(3, 9, 7)]
+    windows, states = torch.randn(9, 3, channels), torch.randn(9, 4, 8, 6)
     start_windows, start_states = windows.double(), states.double()
     inputs = torch.randn(sum(lengths), hidden)
     found = layer(inputs, Step(batch, 4, torch.float32), {"window": windows, "delta": states})
@@ -234,17 +235,26 @@ def test_gated_delta_net_layer() -> None:
         history = torch.cat((start_windows[slot] * (context > 0), mixed))
         convolved = torch.stack([(history[t : t + 4] * layer.taps.double()).sum(0) for t in range(length)])
         q, k, v = torch.split(F.silu(convolved), [16, 16, 24], dim=1)
+        kept = [capture for capture in batch.captures if capture.row == index]
+        for capture in kept:
+            torch.testing.assert_close(
+                windows[capture.slot].double(), history[capture.tokens :][:3], atol=1e-5, rtol=1e-5
+            )
         outputs = []
         for head in range(4):
             at = slice(head // 2 * 8, head // 2 * 8 + 8)
-            out, state = delta_rule_by_token(
+            rule = (
                 F.normalize(q[:, at], dim=1) / math.sqrt(8),
                 F.normalize(k[:, at], dim=1),
                 v[:, head * 6 : head * 6 + 6],
                 F.softplus(a[:, head] + layer.decay_bias[head]) * layer.decay_scale[head],
                 torch.sigmoid(b[:, head]),
-                start_states[slot, head] * (context > 0),
             )
+            start = start_states[slot, head] * (context > 0)
+            out, state = delta_rule_by_token(*rule, start)
+            for capture in kept:
+                _, reached = delta_rule_by_token(*(part[: capture.tokens] for part in rule), start)
+                torch.testing.assert_close(states[capture.slot, head].double(), reached, atol=1e-4, rtol=1e-4)
             normed = out / (out.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * layer.norm.weight
             outputs.append(normed * F.silu(gate[:, head * 6 : head * 6 + 6]))
             torch.testing.assert_close(states[slot, head].double(), state, atol=1e-4, rtol=1e-4)

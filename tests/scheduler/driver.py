@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache
-from ftengine.core import FinishReason, Request, SamplingParams
+from ftengine.core import FinishReason, Request, Reused, SamplingParams
 from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits
@@ -22,13 +22,15 @@ class Result:
     overloaded: bool = False
     logprobs: list[TokenLogprob] = field(default_factory=list)
     outputs: int = 0
+    reused: Reused | None = None
 
 
 class Driver:
-    """pages, slots: the cache's size; chunk: largest prefill a step."""
+    """pages, slots: the cache's size; chunk: largest prefill a step; cache_options: more of SequenceCache's."""
 
-    def __init__(self, model, *, pages=64, page_size=4, slots=16, running=4, context=None, chunk=64, policy=None):
-        cache = SequenceCache(allocate_cache(model.cache_layout, pages, page_size, slots), pages, slots, policy)
+    def __init__(self, model, *, pages=64, page_size=4, slots=16, running=4, context=None, chunk=64, **cache_options):
+        tensors = allocate_cache(model.cache_layout, pages, page_size, slots)
+        cache = SequenceCache(tensors, pages, slots, **cache_options)
         limits = Limits(
             context=context or min(model.max_context, pages * page_size),
             max_running=running,
@@ -40,10 +42,11 @@ class Driver:
         self.engine = Engine(model, cache, limits, PrefillBudget(chunk, page_size, seconds=60))
         self.results: dict[str, Result] = {}
 
-    def submit(self, name: str, prompt: list[int], count: int = 8, **sampling) -> None:
+    def submit(self, name: str, prompt: list[int], count: int = 8, *, request=None, **sampling) -> None:
+        """request: more of Request's own fields."""
         params = SamplingParams(**{"max_tokens": count, "temperature": 0.0, "ignore_eos": True, **sampling})
         self.results[name] = Result()
-        self._take(self.engine.submit(Request(name, list(prompt), params)))
+        self._take(self.engine.submit(Request(name, list(prompt), params, **(request or {}))))
 
     def cancel(self, name: str) -> None:
         self._take(self.engine.cancel(name))
@@ -78,5 +81,6 @@ class Driver:
             result.outputs += 1
             result.tokens += event.tokens
             result.cached = event.cached_tokens
+            result.reused = result.reused or event.reused
             result.logprobs += event.logprobs or []
             result.finish = event.finish

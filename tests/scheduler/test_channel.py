@@ -73,3 +73,20 @@ def test_several_messages_go_out_in_one_write_and_a_closed_end_is_said(pair) -> 
     ours.close()
     with pytest.raises(FrontGone):
         channel.send(messages)
+
+
+def test_wake_ends_a_wait_and_is_no_message(pair) -> None:
+    ours, channel, _ = pair
+    timer = threading.Timer(0.05, channel.wake)
+    timer.start()
+    assert channel.receive(wait=True) == []
+    timer.join()
+    channel.wake()
+    channel.wake()
+    assert channel.receive(wait=False) == []
+    channel.wake()
+    ours.sendall(wire.encode(wire.Cancel("a")))
+    found: list = []
+    while not found:
+        found = channel.receive(wait=True)
+    assert found == [wire.Cancel("a")]

@@ -86,7 +86,7 @@ def test_a_short_prompt_overtakes_a_long_prefill(recurrent: bool) -> None:
 
 
 def test_chunks_end_at_page_boundaries_or_at_the_prompts_end() -> None:
-    """Else no state could be kept between chunks. The first prompt leaves the second an odd number of tokens."""
+    """Where keys and values lie in whole pages. The first prompt leaves the second an odd number of tokens."""
     driver = Driver(TinyModel(recurrent=True), pages=200, page_size=4, chunk=16)
     driver.submit("odd", prompt(3), 1)
     driver.submit("long", prompt(70, seed=1), 1)
@@ -109,9 +109,9 @@ def test_an_answer_and_the_next_turn_reuse_the_prefix(recurrent: bool) -> None:
     assert (again.tokens, again.cached) == (answer.tokens, 20)
     turn = first + answer.tokens + prompt(9, seed=3)
     follow = driver.one(turn, 10)
-    assert follow.cached == 28  # 21 + 10 tokens, the last of them not computed: 30, rounded down to a page
+    assert follow.cached == 30  # 21 + 10 tokens, the last of them not computed
     assert follow.tokens == model.greedy(turn, 10)
-    assert driver.engine.stats()["tokens"]["cached"] == 48
+    assert driver.engine.stats()["tokens"]["cached"] == 50
 
 
 @BOTH
@@ -133,7 +133,7 @@ def test_a_whole_prompt_in_the_cache_still_computes_its_last_token(recurrent: bo
     tokens = prompt(16)  # exactly four pages
     first = driver.one(tokens, 5)
     second = driver.one(tokens, 5)
-    assert second.cached == 12
+    assert second.cached == 15
     assert first.tokens == second.tokens == model.greedy(tokens, 5)
 
 
@@ -149,7 +149,7 @@ def test_cancelled_in_prefill_frees_the_slot_at_once_and_keeps_the_pages(recurre
     driver.cancel("gone")
     assert driver.results["gone"].finish is FinishReason.CANCELLED
     assert driver.engine.scheduler.running == []
-    assert driver.cache.tree.referenced == 0
+    assert driver.cache.tree.used == 0
     driver.step()
     assert driver.results["next"].outputs
     driver.run()
@@ -171,7 +171,7 @@ def test_cancelled_in_decode_keeps_what_it_generated(recurrent: bool) -> None:
     assert len(said) == 13
     turn = prompt(6) + said + prompt(3, seed=4)
     result = driver.one(turn, 6)
-    assert result.cached == 16  # of 18 computed tokens
+    assert result.cached == 18  # as many tokens as were computed
     assert result.tokens == model.greedy(turn, 6)
 
 

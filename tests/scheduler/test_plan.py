@@ -67,6 +67,10 @@ def test_weights_and_cache_that_do_not_fit_are_refused_with_numbers() -> None:
     check_memory(config(context=1000), 8 * GIB, token_bytes=1 << 20, **arguments)
     with pytest.raises(ConfigError, match=r"1025 tokens of keys and values 1.00 GiB"):
         check_memory(config(context=1025), 8 * GIB, token_bytes=1 << 20, **arguments)
+    check_memory(config(cache_device=GIB // 2, cache_host=GIB // 2), 8 * GIB, token_bytes=0, **arguments)
+    with pytest.raises(ConfigError, match=r"the weights need 8.00 GiB .* and --cache-host is 1.00 GiB, but") as error:
+        check_memory(config(cache_device=GIB // 2, cache_host=GIB), 8 * GIB, token_bytes=0, **arguments)
+    assert error.value.next_step == "ft serve --cache-host 512MiB"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,9 @@ def test_plenty_of_memory() -> None:
     assert plan.context == Resolved(8192, "the checkpoint's limit")
     assert plan.max_running == Resolved(8, "default")
     assert plan.kv_tokens == Resolved(8 * 8192, "8 contexts of 8192")
-    assert plan.state_slots.value == 0
+    assert plan.state_slots == Resolved(
+        64, "0 running, 64 anchors (the model has no recurrent state: the ends of 64 prompts, 0.0 MiB each)"
+    )
 
 
 def test_a_huge_context_is_cut_by_default_and_kept_when_asked_for() -> None:
@@ -103,8 +109,10 @@ def test_a_huge_context_is_cut_by_default_and_kept_when_asked_for() -> None:
 
 
 def test_little_memory_bounds_context_and_kv_tokens() -> None:
+    """64 anchors take a page each."""
     plan = plan_cache(config(), checkpoint_context=131072, token_bytes=65536, state_bytes=0, available=4 * GIB)
-    affordable = int((4 * GIB - 4 * GIB // 10) * 0.6) // 65536
+    assert plan.state_slots.value == 64
+    affordable = int((4 * GIB - 4 * GIB // 10 - 64 * 16 * 65536) * 0.6) // 65536
     assert plan.context.value == affordable < 131072
     assert "4.00 GiB" in plan.context.reason
     assert affordable <= plan.kv_tokens.value < affordable + 16
@@ -115,19 +123,29 @@ def test_what_is_planned_fits() -> None:
     for available in (1 * GIB, 5 * GIB, 40 * GIB):
         for state in (0, 1 << 20, 60 << 20):
             try:
-                plan = plan_cache(config(max_running_requests=4), 262144, 20480, state, available)
+                plan = plan_cache(config(max_running_requests=4, cache_host=100 << 20), 262144, 20480, state, available)
             except ConfigError:
                 continue
-            assert plan.kv_tokens.value * 20480 + plan.state_slots.value * state <= usable(available)
+            slots = plan.state_slots.value * (state + 16 * 20480)
+            assert plan.kv_tokens.value * 20480 + slots + plan.below.host.value <= usable(available)
+            assert plan.below.host.value == 100 << 20
             assert plan.kv_tokens.value >= plan.context.value >= 1024
 
 
-def test_state_slots_hold_the_running_ones_and_snapshots() -> None:
-    automatic = plan_cache(config(max_running_requests=4), 4096, 1000, 10 << 20, 10 * GIB)
-    assert automatic.state_slots.value == 4 + int(9 * GIB * 0.1) // (10 << 20)
-    asked = plan_cache(config(max_running_requests=4, snapshot_bytes=55 << 20), 4096, 1000, 10 << 20, 10 * GIB)
+def test_state_slots_hold_the_running_ones_and_anchors() -> None:
+    """10 MiB each, of it a page of 16,000 bytes: 9 GiB less 4 of them, a quarter and at most 8 GiB by default."""
+    state = (10 << 20) - 16_000
+    automatic = plan_cache(config(max_running_requests=4), 4096, 1000, state, 10 * GIB)
+    assert automatic.state_slots.value == 4 + (9 * GIB - (40 << 20)) // 4 // (10 << 20)
+    assert automatic.cache_device == Resolved(229 * (10 << 20), "1/4 of 8.96 GiB, 10.0 MiB each")
+    assert plan_cache(config(max_running_requests=4), 4096, 1000, 64 * state, 500 * GIB).cache_device.value <= 8 * GIB
+    little = plan_cache(config(max_running_requests=4), 4096, 1000, 4 * state, GIB)
+    assert little.cache_device == Resolved(4 * (4 * state + 16_000), "1/4 of 0.74 GiB, 40.0 MiB each")
+    beside = plan_cache(config(max_running_requests=4, kv_tokens=8_000_000), 8_000_000, 1000, state, 10 * GIB)
+    assert beside.cache_device.reason == "1/4 of 1.51 GiB, 10.0 MiB each"  # what was asked for comes first
+    asked = plan_cache(config(max_running_requests=4, cache_device=55 << 20), 4096, 1000, state, 10 * GIB)
     assert asked.state_slots.value == 4 + 5
-    none = plan_cache(config(max_running_requests=4, snapshot_bytes=0), 4096, 1000, 10 << 20, 10 * GIB)
+    none = plan_cache(config(max_running_requests=4, cache_device=0), 4096, 1000, state, 10 * GIB)
     assert none.state_slots.value == 4
 
 
@@ -136,8 +154,12 @@ def test_state_slots_hold_the_running_ones_and_snapshots() -> None:
     [
         ({"context": 9000}, "a context of 9000 tokens was asked for, the model holds 8192"),
         ({"kv_tokens": 5000, "context": 6000}, "kv_tokens is 5000, less than one context of 6000 tokens"),
-        ({"kv_tokens": 4_000_000}, r"keys and values of 4000000 tokens need 3.73 GiB, 1.80 GiB can be used"),
-        ({"max_running_requests": 4000}, r"4000 running requests and 8000 snapshots need"),
+        ({"kv_tokens": 4_000_000}, r"keys and values of 4000000 tokens need 3.73 GiB, 1.79 GiB can be used"),
+        ({"max_running_requests": 4000}, r"4000 running requests and 0 anchors need"),
+        ({"cache_device": 2 * GIB}, r"8 running requests and 2017 anchors need 2.01 GiB, 1.80 GiB can be used"),
+        ({"cache_device": 1 << 20}, r"--cache-device is 1.0 MiB, and one anchor takes 1.0 MiB: it would hold nothing"),
+        ({"cache_host": 2 * GIB}, r"2.00 GiB of host memory do not fit: 1.80 GiB are left for it"),
+        ({"cache_host": 1 << 20}, r"--cache-host is 1.0 MiB, and an anchor with 1024 tokens .* takes 2.0 MiB"),
     ],
 )
 def test_what_cannot_be_is_refused_with_numbers(settings: dict, says: str) -> None:
@@ -157,7 +179,7 @@ def test_a_model_without_keys_and_values_is_bounded_by_its_context() -> None:
 
 
 def test_configuration_survives_the_command_line_and_refuses_nonsense() -> None:
-    original = config(context=5, dtype="bfloat16", snapshot_bytes=0, step_seconds=0.25)
+    original = config(context=5, dtype="bfloat16", cache_device=0, step_seconds=0.25)
     assert EngineConfig.from_json(original.to_json()) == original
     for text in (
         "",
@@ -168,11 +190,11 @@ def test_configuration_survives_the_command_line_and_refuses_nonsense() -> None:
     ):
         with pytest.raises(ConfigError):
             EngineConfig.from_json(text)
-    for values in ({"context": 1}, {"threads": 0}, {"page_size": 0}, {"step_seconds": 0.0}, {"snapshot_bytes": -1}):
+    for values in ({"context": 1}, {"threads": 0}, {"page_size": 0}, {"step_seconds": 0.0}, {"cache_host": -1}):
         (name,) = values
         with pytest.raises(ConfigError, match=name):
             config(**values)
-    values = config(moe_backend="hybrid", moe_cache_rate=0.25, memory_ratio=0.5, device="cuda", cache_device=0)
+    values = config(moe_backend="hybrid", moe_cache_rate=0.25, memory_ratio=0.5, device="cuda", cache_host=0)
     assert EngineConfig.from_json(values.to_json()) == values
     assert facts(threads=Resolved(2, "asked for")) == {"threads": {"value": 2, "reason": "asked for"}}
 
@@ -184,13 +206,15 @@ def test_configuration_survives_the_command_line_and_refuses_nonsense() -> None:
         ({"moe_cache_rate": 1.1}, "moe_cache_rate is 1.1; it must be a share from 0 to 1"),
         ({"moe_cache_rate": float("nan")}, "moe_cache_rate is nan"),
         ({"memory_ratio": 0.0}, "memory_ratio is 0.0; it must be a share from 0.05 to 1"),
+        ({"cache_disk": -1, "cache_dir": "x"}, "cache_disk is -1; it must be at least 0"),
+        ({"cache_disk": 1}, "cache_disk is 1, but there is no cache_dir to keep files in"),
         ({"moe_cpu_threads": 0}, "moe_cpu_threads is 0; it must be at least 1"),
         ({"moe_cache_size": 1, "moe_cache_rate": 0.5}, "moe_cache_size and moe_cache_rate both say"),
         ({"moe_cache_mem": 1, "moe_backend": "resident"}, "with moe_backend resident the GPU holds all experts"),
         ({"moe_cache_rate": 0.5, "moe_backend": "cpu"}, "with moe_backend cpu the GPU holds no experts"),
     ],
 )
-def test_settings_of_a_gpu_that_contradict_each_other(values: dict, says: str) -> None:
+def test_settings_that_contradict_each_other(values: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         config(**values)
 

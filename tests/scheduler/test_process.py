@@ -41,7 +41,8 @@ def test_ready_tells_the_resolved_facts_with_reasons(served: EngineProcess) -> N
     assert (ready.max_running, ready.kv_tokens, ready.device) == (4, 1024, "cpu")
     assert ready.facts["context_length"] == {"value": 256, "reason": "asked for"}
     assert ready.facts["dtype"]["value"] == ready.dtype
-    assert "snapshots" in ready.facts["state_slots"]["reason"]
+    assert "4 running, " in ready.facts["state_slots"]["reason"]
+    assert [ready.facts[name]["value"] for name in ("cache_host", "cache_disk")] == [0, 0]
 
 
 def test_progress_never_goes_back(served: EngineProcess) -> None:
@@ -70,7 +71,7 @@ def test_the_first_output_comes_before_the_first_token(served: EngineProcess) ->
     served.generate(ids, 2, name="cold")
     served.submit("warm", ids, 2)
     said = served.collect("warm")["warm"]
-    assert (said[0].tokens, said[0].cached_tokens, said[0].finish) == ([], 48, None)
+    assert (said[0].tokens, said[0].cached_tokens, said[0].finish) == ([], 59, None)
     assert [len(message.tokens) for message in said[1:]] == [1, 1]
 
 
@@ -97,8 +98,8 @@ def test_a_failing_request_does_not_end_the_engine(served: EngineProcess, token:
 def test_statistics_have_the_documented_form(served: EngineProcess) -> None:
     served.generate(prompt(9), 5)
     statistics = served.stats()
-    assert statistics["version"] == 1
-    assert set(statistics) == {"version", "uptime_s", "requests", "tokens", "steps", "cache", "experts"}
+    assert statistics["version"] == 2
+    assert set(statistics) == {"version", "uptime_s", "requests", "tokens", "steps", "cache", "prompts", "experts"}
     steps, cache = statistics["steps"], statistics["cache"]
     assert 0 < steps["p50_ms"] <= steps["p90_ms"] <= steps["p99_ms"]
     assert cache["pages_total"] == 64

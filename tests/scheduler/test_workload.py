@@ -76,9 +76,9 @@ def _check(model: TinyModel, prompt: list[int], result) -> None:
 def _check_books(driver: Driver) -> None:
     """After the last request nothing is in use; after forgetting the cache everything is free."""
     cache = driver.cache
-    assert cache.tree.referenced == 0
+    assert cache.tree.used == 0
     assert cache.pages.used_count == cache.tree.size
-    assert cache.slots.used_count == len(cache.tree.snapshots)
+    assert cache.slots.used_count == len(cache.tree.anchors)
     cache.clear()
     assert cache.pages.used_count == cache.slots.used_count == cache.tree.size == 0
     driver.engine.scheduler.check_integrity()

@@ -90,11 +90,14 @@ class TinyModel:
         total, last = cache.states[0]["sum"], cache.states[0]["last"]
         if context == 0:
             total[slot], last[slot] = 0, 0
+        captures = {capture.tokens: capture.slot for capture in batch.captures if capture.row == i}
         carried = []
-        for row in embedded:
+        for seen, row in enumerate(embedded, 1):
             total[slot] = DECAY * total[slot] + (row + 0.5 * last[slot]) @ self.mix
             last[slot] = row
             carried.append(total[slot].clone())
+            if seen in captures:
+                total[captures[seen]], last[captures[seen]] = total[slot], last[slot]
         return torch.sin(embedded + attended + 0.3 * torch.stack(carried))
 
     def reference(self, tokens: list[int]) -> torch.Tensor:

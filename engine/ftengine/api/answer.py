@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from ftengine import wire
 from ftengine.api.stops import StopScanner
 from ftengine.conversation import Event, ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
-from ftengine.core import FinishReason
+from ftengine.core import FinishReason, Reused
 
 if TYPE_CHECKING:
     from ftengine.dialect.base import OutputParser, TokenDecoder
@@ -22,12 +22,17 @@ Reason = Literal["stop", "length", "tool_calls", "stop_string"]
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens. `prompt` includes `cached`; `output` includes `reasoning` and the end-of-sequence token."""
+    """Tokens. `prompt` includes `cached` and `kept`; `output` includes `reasoning` and the end-of-sequence token.
+
+    kept: what the cache did not have and has after this prompt. The prompt's last token is not part of it: it is
+    computed each time, for what comes after it.
+    """
 
     prompt: int = 0
     cached: int = 0
     output: int = 0
     reasoning: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,10 @@ class Answer:
         stops: Sequence[str] = (),
         one_call: bool = False,
         in_reasoning: bool = False,
+        keeping: bool = True,
     ) -> None:
-        """`one_call`: the answer ends with its first tool call. `in_reasoning`: the prompt ends inside reasoning."""
+        """`one_call`: the answer ends with its first tool call. `in_reasoning`: the prompt ends inside reasoning.
+        `keeping`: the engine's prompt cache is on."""
         self._decoder = decoder
         self._parser = parser
         self._stops = StopScanner(stops)
@@ -89,19 +96,27 @@ class Answer:
         self._cached = 0
         self._output = 0
         self._reasoning = 0
+        self._keeping = keeping
+        self._kept = 0
+        self.reused: Reused | None = None  # what the engine said of the prompt, with its first Output
+        self.tokens: list[int] = []  # generated, the end token too
+        self.events: list[Event] = []  # given out
         self.finished: Finished | None = None
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._prompt, self._cached, self._output, self._reasoning)
+        return Usage(self._prompt, self._cached, self._output, self._reasoning, self._kept)
 
     def feed(self, output: wire.Output) -> list[Chunk]:
         """The chunks of one Output; the last of them is Finished when the answer is over."""
         chunks: list[Chunk] = []
-        self._cached = output.cached_tokens
         if not self._started:
             self._started = True
+            self._cached, self.reused = output.cached_tokens, output.reused
+            if self._keeping and output.reused is not None:
+                self._kept = max(self._prompt - 1 - self._cached, 0)
             chunks.append(Started(self.usage))
+        self.tokens += output.tokens
         self._output += len(output.tokens)
         tokens = output.tokens[:-1] if output.finish is FinishReason.STOP else output.tokens
         events = self._parser.feed(self._decoder.feed(tokens)) if tokens else []
@@ -120,6 +135,7 @@ class Answer:
             # Usage is counted at the end of the Output, whichever event ended the answer.
             self.finished = Finished(self.finished.reason, self.usage, self.finished.stop_string)
             chunks.append(self.finished)
+        self.events += [chunk for chunk in chunks if not isinstance(chunk, (Started, Logprobs, Finished))]
         return chunks
 
     def _pass_on(self, events: Sequence[Event], chunks: list[Chunk]) -> None:

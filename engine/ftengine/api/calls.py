@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ftengine.api.answer import Usage
+from ftengine.core import Request, Reused
 
 log = logging.getLogger("ftengine.api")
 
@@ -35,8 +36,8 @@ class Call:
         self.totals = totals
         self.arrived = time.perf_counter()
 
-    def begin(self) -> Record:
-        return Record(self)
+    def begin(self, request: Request) -> Record:
+        return Record(self, request)
 
     def notes(self, lines: list[str]) -> None:
         """What of the request was accepted but not honoured."""
@@ -47,15 +48,17 @@ class Call:
 class Record:
     """One answer's times and counts."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, request: Request) -> None:
         self._call = call
+        self._request = request
         self._usage = Usage()
+        self._reused: Reused | None = None
         self._first: float | None = None
         call.totals.running += 1
         call.totals.answers[call.api] += 1
 
-    def saw(self, usage: Usage) -> None:
-        self._usage = usage
+    def saw(self, usage: Usage, reused: Reused | None) -> None:
+        self._usage, self._reused = usage, reused
         if self._first is None and usage.output:
             self._first = time.perf_counter()
 
@@ -71,13 +74,30 @@ class Record:
         if self._first is not None and usage.output > 1 and now > self._first:
             speed = f"{(usage.output - 1) / (now - self._first):.1f}"
         log.info(
-            "%s %s: prompt %d (%d cached), output %d, first token %s, %s tok/s, %s",
+            "%s %s%s: prompt %d (%s), output %d, first token %s, %s tok/s, %s",
             self._call.api,
             self._call.client,
+            session_text(self._request),
             usage.prompt,
-            usage.cached,
+            reuse_text(usage, self._reused),
             usage.output,
             "-" if self._first is None else f"{self._first - self._call.arrived:.2f} s",
             speed,
             outcome,
         )
+
+
+def session_text(request: Request) -> str:
+    """Which session, where the client gave a key, and whether beside the main conversation."""
+    session = f" session {request.session[:8]}" if request.session else ""
+    return f"{session} beside" if request.side else session
+
+
+def reuse_text(usage: Usage, reused: Reused | None) -> str:
+    """How much of a prompt was not computed again, from which tier and at which kind of place; and where it is new to
+    its session, or, on the disk, to all servers before."""
+    if reused is None:
+        return f"{usage.cached} cached"
+    tier = f" from {reused.tier}" if reused.tier else ""
+    place = f" at {reused.kind.value}" if reused.kind is not None else ""
+    return f"{usage.cached} reused{tier}{place}, new from {max(reused.changed, usage.cached)}"

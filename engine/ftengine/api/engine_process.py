@@ -21,6 +21,7 @@ from ftengine.config import EngineConfig
 
 DEFAULT_COMMAND = (sys.executable, "-m", "ftengine.process")
 ASKED_SECONDS = 0.6  # to end after Shutdown, before SIGTERM
+SAVING_SECONDS = 2.4  # besides, once it was ready: prompts may have to be written to the disk (process.py)
 TERM_SECONDS = 0.3  # to end after SIGTERM, before SIGKILL
 
 
@@ -33,6 +34,7 @@ class EngineProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._patience = ASKED_SECONDS
 
     @property
     def pid(self) -> int:
@@ -78,14 +80,17 @@ class EngineProcess:
             (length,) = wire.HEADER.unpack(await self._reader.readexactly(wire.HEADER.size))
             if length > wire.MAX_FRAME:
                 return None
-            return wire.decode_to_front(await self._reader.readexactly(length))
+            message = wire.decode_to_front(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             return None
+        if isinstance(message, wire.Ready):
+            self._patience = ASKED_SECONDS + SAVING_SECONDS
+        return message
 
     async def end(self) -> int:
         """Ask, then terminate, then kill. Returns the exit code; when it returns the process is gone."""
         self.send_soon(wire.Shutdown())
-        if not await self._exited(ASKED_SECONDS):
+        if not await self._exited(self._patience):
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             if not await self._exited(TERM_SECONDS):

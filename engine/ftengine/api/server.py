@@ -36,6 +36,7 @@ from ftengine.errors import FtError
 log = logging.getLogger("ftengine.api")
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAVE_SECONDS = 1.0  # of a server's end that saving answers may take
 
 
 def run(
@@ -91,6 +92,7 @@ class _Server(uvicorn.Server):
         self._announce()
         self._begin(self._watch_engine())
         self._begin(self._watch_language())
+        self._begin(self._watch_answers())
         if self._front.settings.lease_dir is not None:
             self._begin(self._watch_leases(self._front.settings.lease_dir))
 
@@ -103,6 +105,8 @@ class _Server(uvicorn.Server):
             task.cancel()
         await asyncio.gather(self._front.engine.stop(), super().shutdown(sockets))
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._front.generator.save_answers(), SAVE_SECONDS)
         self._front.generator.close()
         log.info("stopped")
 
@@ -152,6 +156,13 @@ class _Server(uvicorn.Server):
         except Exception as error:
             log.exception("the tokenizer or the chat template cannot be opened")
             await self._cannot_start(FtError(f"the tokenizer or the chat template cannot be opened: {error}"))
+
+    async def _watch_answers(self) -> None:
+        generator = self._front.generator
+        while True:
+            await asyncio.sleep(self._front.settings.save_seconds)
+            if generator.idle:
+                await generator.save_answers()
 
     async def _watch_leases(self, folder: str) -> None:
         """A newcomer takes its lease first and looks for the announcement afterwards; here it is the other way round,

@@ -48,5 +48,6 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     heartbeat_seconds: float = 8.0  # between two signs of life on a silent stream; clients give up after 300
     stall_seconds: float = 120.0  # a client that takes no byte for so long has left
+    save_seconds: float = 30.0  # between two looks whether the server is idle and has answers to save
     failure_seconds: float = 1.0  # /health keeps telling why the start failed, before the process ends
     limits: Limits = Limits()

@@ -22,6 +22,7 @@ import triton
 from ftengine.kernels.mixers import DeltaNet
 from ftengine.kernels.triton.attention_decode import DecodeWorkspace, attention_decode
 from ftengine.kernels.triton.attention_prefill import attention_prefill
+from ftengine.kernels.triton.captures import Captures
 from ftengine.kernels.triton.delta_net import DeltaWorkspace, conv_delta_step
 from ftengine.kernels.triton.delta_prefill import Chunk, delta_prefill
 from ftengine.kernels.triton.heads import Rope, prepare_heads
@@ -197,26 +198,36 @@ def delta_decode(batch: int) -> Case:
     return Case(f"conv_delta_step B={batch}", moved, error, calls)
 
 
-def delta_chunk(tokens: int) -> Case:
-    """Error: of the state after it, against a step of decoding a token."""
+def delta_chunk(tokens: int, captures: int = 0) -> Case:
+    """Error: of the state after it and of captured ones, against a step of decoding a token."""
     layer = delta_layer()
     projected = torch.randn(tokens, CHANNELS + VALUES + 2 * VALUE_HEADS, device=DEVICE)
     out = torch.empty(tokens, VALUES, dtype=torch.bfloat16, device=DEVICE)
     windows, states = (
-        torch.zeros(shape, device=DEVICE) for shape in ((1, TAPS - 1, CHANNELS), (1, VALUE_HEADS, SIDE, SIDE))
+        torch.zeros(1 + captures, *shape, device=DEVICE) for shape in ((TAPS - 1, CHANNELS), (VALUE_HEADS, SIDE, SIDE))
     )
+    # The last one at the chunk's end, the others at no multiple of anything.
+    ends = [tokens * number // captures - 7 * (captures - number) for number in range(1, captures + 1)]
+    places = dict(zip(ends, range(1, captures + 1), strict=True))
+    numbers = [number for place in (*places.items(), (0, 0)) for number in place]
+    kept = Captures(integers(*numbers).view(-1, 2), captures)
 
     def call() -> None:
-        delta_prefill(layer, projected, windows, states, [Chunk(0, tokens, 0, True)], out)
+        delta_prefill(layer, projected, windows, states, [Chunk(0, tokens, 0, True, kept)], out)
 
     call()
-    other = [torch.zeros_like(part) for part in (windows, states)]
+    other = [torch.zeros_like(part) for part in (windows[:1], states[:1])]
+    errors = []
     workspace = DeltaWorkspace.allocate(1, KEY_HEADS, VALUE_HEADS, SIDE, DEVICE)
     row, slot = torch.empty(1, VALUES, dtype=torch.bfloat16, device=DEVICE), integers(0)
     for token in range(tokens):
         conv_delta_step(layer, projected[token : token + 1], other[0], other[1], slot, slot, workspace, row)
+        if token + 1 in places:
+            errors.append(relative(states[places[token + 1]], other[1][0]))
+    errors.append(relative(states[0], other[1][0]))
     moved = tokens * (4 * (CHANNELS + VALUES) + 2 * VALUES)
-    return Case(f"delta_prefill T={tokens}", moved, relative(states, other[1]), [call] * 4)
+    name = f"delta_prefill T={tokens}" + (f" {captures} captures" if captures else "")
+    return Case(name, moved, max(errors), [call] * 4)
 
 
 def prefill_attention(tokens: int, context: int, tile: Tile | None = None) -> Case:
@@ -267,6 +278,7 @@ def main() -> None:
     cases += [partial(delta_decode, batch) for batch in (1, 4, 8, 16)]
     cases += [partial(prefill_attention, *shape) for shape in ((8192, 0), (2048, 30000), (64, 4096))]
     cases += [partial(delta_chunk, tokens) for tokens in (16, 512, 8192)]
+    cases += [partial(delta_chunk, tokens, 8) for tokens in (512, 8192)]
     report("Qwen3.6's layers", cases)
 
 

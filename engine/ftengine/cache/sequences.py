@@ -1,49 +1,105 @@
-"""Pages and recurrent states of running sequences, and what they leave to the prefix tree.
+"""Pages and recurrent states of running sequences, and what they leave to the prefix tree and to the lower tiers.
 
 Every full page a running sequence has computed is in the tree, referenced by it; so sequences with a common prefix
 share pages while they run, and at the end pages only lose a reference. The last, partly filled page and the pages
 reserved ahead are the sequence's own.
 
-For models with recurrent state a prefix is usable only where a snapshot of the state was kept: at page boundaries in
-the prompt, at its last one, and at the last one that decoding passed (one snapshot that moves along).
+A model with recurrent state can go on only where an anchor keeps the state: at the boundaries that its request names,
+at most `spacing` tokens apart inside what is new, before the prompt's last token, and where the sequence ended. Without
+such a state any common prefix counts, down to the token; anchors then only hold the last tokens of a path.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
-from ftengine.cache.node import Node
-from ftengine.cache.pages import Allocator
-from ftengine.cache.policy import CachePolicy
+from ftengine.cache import integrity
+from ftengine.cache.anchors import Anchors
+from ftengine.cache.captures import SPACING, Planned
+from ftengine.cache.keeper import Keeper
+from ftengine.cache.match import Match, match
+from ftengine.cache.node import Anchor, Node
+from ftengine.cache.place import Known, Place, Restore, packed
+from ftengine.cache.policy import CachePolicy, ValuePolicy
+from ftengine.cache.reuse import Admission, ReuseCounts
+from ftengine.cache.sessions import Sessions
+from ftengine.cache.storage import Storage
+from ftengine.cache.store import DeviceStore
+from ftengine.cache.tiers.base import TOKEN_BYTES, Found, Tiers
 from ftengine.cache.tree import PrefixTree
-from ftengine.core import CacheTensors, Sequence
+from ftengine.core import BoundaryKind, CacheTensors, Reused, Sequence
 
-if TYPE_CHECKING:
-    import torch
+LEAST_RESTORED = 32  # tokens beyond what the device has, for which the lower tiers are asked
 
 
 class SequenceCache:
-    def __init__(self, tensors: CacheTensors, pages: int, slots: int, policy: CachePolicy | None = None) -> None:
-        """slots: running states and snapshots together; ignored for models without recurrent state."""
+    """sessions: shared with the tiers. reuse: what prompts found."""
+
+    def __init__(
+        self,
+        tensors: CacheTensors,
+        pages: int,
+        slots: int,
+        policy: CachePolicy | None = None,
+        tiers: Tiers | None = None,
+        *,
+        sessions: Sessions | None = None,
+        spacing: int = SPACING,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """tensors: from allocate_cache with the same pages and slots.
+
+        slots: of running sequences and anchors together, for all models. One costs a recurrent state (none for models
+        of attention only, whose running sequences take no slot) and a page for the keys and values of an anchor's tail.
+        """
         self.tensors = tensors
         self.page_size = tensors.page_size
         self.has_state = bool(tensors.states)
-        self.pages = Allocator(pages)
-        self.slots = Allocator(slots if self.has_state else 0)
-        self.tree = PrefixTree(tensors.page_size, policy)
-        self.snapshot_evictions = 0
-        self._deepest: dict[Sequence, Node] = {}  # where each running sequence is in the tree
-        self._moving: dict[Sequence, Node] = {}  # where its decode snapshot is
+        self.sessions = Sessions() if sessions is None else sessions
+        self.clock = clock
+        self.reuse = ReuseCounts()
+        self.storage = Storage(tensors, pages)
+        page_bytes = self.storage.page_bytes
+        policy = policy or ValuePolicy(self.sessions, self.page_size, page_bytes, recurrent=self.has_state, clock=clock)
+        self.tree = PrefixTree(self.page_size, policy)
+        self.store = DeviceStore(self.storage, self.tree, pages, slots, recurrent=self.has_state)
+        self.pages, self.slots = self.store.pages, self.store.slots
+        self.keeper = Keeper(self.store)
+        self.places: dict[Sequence, Place] = {}  # of running sequences
+        self.abandoned: list[Sequence] = []  # of those, the ones that ended while they were restored
+        self._anchors = Anchors(self.store, self.keeper, spacing, page_bytes + self.storage.state_bytes, clock)
+        self._known: WeakKeyDictionary[Sequence, Known] = WeakKeyDictionary()
+        self.tiers = tiers
+
+    @property
+    def tiers(self) -> Tiers | None:
+        """Below the device. To be set when warming up is over: what is computed then is worth nothing."""
+        return self._anchors.tiers
+
+    @tiers.setter
+    def tiers(self, tiers: Tiers | None) -> None:
+        self._anchors.tiers = tiers
 
     @property
     def available(self) -> int:
         """Pages free now or to be had by forgetting cached prefixes."""
-        return self.pages.free_count + self.tree.evictable
+        return self.store.available
 
     @property
     def pages_running(self) -> int:
-        """Pages that running sequences use."""
+        """Pages that running sequences and copies under way use."""
         return self.pages.used_count - self.tree.evictable
+
+    @property
+    def anchor_evictions(self) -> int:
+        return self.store.anchor_evictions
+
+    @property
+    def copying(self) -> int:
+        """Transfers to and from the lower tiers that are under way. What they use is not to be had until they end."""
+        return self.keeper.under_way + sum(place.restore is not None for place in self.places.values())
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -52,234 +108,258 @@ class SequenceCache:
         """Gives a waiting sequence its cached prefix, pages for all its tokens and a state slot.
 
         Sets pages, state_slot and computed. At least one token stays to be computed, for its logits.
-        headroom: pages that must still be available afterwards. Returns False, with nothing changed, if they are not.
+        headroom: pages that must still be available afterwards. Returns False, with nothing changed, if they are not,
+        or if copies under way hold what it needs.
+
+        If the lower tiers have more of it than the device, it is `restoring` from then on: `tick` tells when it can
+        take part in steps.
         """
-        node = self._match(sequence.tokens)
+        known = self._know(sequence)
+        tokens, limit = bytes(known.pack(sequence)), len(sequence.tokens) - 1
+        found = match(self.store, tokens, limit)
+        below = self._below(known, tokens, limit, found)
+        path = found.path if below is None else found.full[: below.tokens // self.page_size]
+        node = path[-1] if path else self.tree.root
         self.tree.acquire(node)
         missing = self.pages_for(len(sequence.tokens)) - node.depth
-        if missing + headroom > self.available:
-            self.tree.release(node)
+        if missing + headroom > self.available or (self.has_state and not self.store.can_run()):
+            self.tree.release(node, node.use)
+            self.keeper.hurry()
             return False
-        self._deepest[sequence] = node
-        if self.has_state:
-            sequence.state_slot = self._running_slot(node)
-        sequence.pages = [step.page for step in node.path()][::-1]
-        sequence.computed = node.depth * self.page_size
-        reserved = self.reserve(sequence, len(sequence.tokens))
-        assert reserved
+        if found.owner is not None and missing >= self.available:
+            found = found.without_donor()  # while it is copied it cannot make way, and all that may is needed
+        self.places[sequence] = place = Place(known, node, found.anchor)
+        sequence.pages = [step.page for step in path]
+        if below is None:
+            self._start(sequence, place, found)
+        else:
+            self._restore(sequence, place, below, tokens)
         return True
+
+    def restoring(self, sequence: Sequence) -> bool:
+        """Whether the lower tiers are filling its pages; `computed` says nothing then."""
+        return sequence in self.places and self.places[sequence].restore is not None
+
+    def reused(self, sequence: Sequence) -> Reused:
+        """What its prompt found when it was admitted first."""
+        return self._known[sequence].reused or Reused()
+
+    def tick(self) -> list[tuple[Sequence, bool]]:
+        """Takes note of transfers that have ended; waits for nothing. To be called once a step, and when one ended.
+
+        Returns the sequences that were restoring: True if they can take part in steps now; False for one that lost all
+        it had, because what the lower tiers promised is not there: it has to be admitted anew.
+        """
+        self.keeper.tick()
+        ended = [
+            (sequence, place)
+            for sequence, place in self.places.items()
+            if place.restore is not None and place.restore.ticket.done
+        ]
+        told = []
+        for sequence, place in ended:
+            there = self._restored(sequence, place)
+            if sequence not in self.abandoned:
+                told.append((sequence, there))
+                continue
+            self.abandoned.remove(sequence)
+            if there:
+                self.release(sequence)
+        return told
 
     def reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Makes sure that pages for the first `tokens` tokens are there; False if they cannot be had."""
         missing = self.pages_for(tokens) - len(sequence.pages)
         if missing > self.available:
+            self.keeper.hurry()
             return False
-        sequence.pages += [self._allocate_page() for _ in range(missing)]
+        sequence.pages += [self.store.page() for _ in range(missing)]
         return True
 
-    def commit(self, sequence: Sequence) -> None:
-        """After a step: full pages go to the tree, and the state is kept where it may be wanted again.
+    def plan(self, sequence: Sequence, end: int) -> tuple[int, tuple[Planned, ...]]:
+        """For a step that computes the sequence's tokens up to `end`: where it should end instead, so that what it
+        keeps finds slots, and what it keeps where. The slots are the plan's until `commit` or `release`."""
+        place = self.places[sequence]
+        return self._anchors.plan(sequence, place, end), tuple(place.planned)
 
-        To be called before the sampled token is appended.
+    def keeps_next(self, sequence: Sequence) -> bool:
+        """Whether the state after all the tokens it has now is to be kept, so that no step may follow at once."""
+        return self._anchors.wanted(sequence, self.places[sequence]) is not None
+
+    def commit(self, sequence: Sequence, *, ending: bool = False) -> None:
+        """After a step: full pages go to the tree, and states are kept where they may be wanted again.
+
+        To be called before the sampled token is appended. ending: the sequence is released next, with its state.
         """
-        node = self._deepest[sequence]
-        while (node.depth + 1) * self.page_size <= sequence.computed:
-            start = node.depth * self.page_size
-            own = sequence.pages[node.depth]
-            node = self.tree.extend(node, tuple(sequence.tokens[start : start + self.page_size]), own)
-            if node.page != own:  # another sequence computed the same page first: use that one
-                sequence.pages[node.depth - 1] = node.page
-                self.pages.free(own)
-        self._deepest[sequence] = node
-        if self.has_state and sequence.computed and sequence.computed == node.depth * self.page_size:
-            self._keep_state(sequence, node)
+        place = self.places[sequence]
+        trail = self._enter_pages(sequence, place)
+        if place.planned:
+            self._anchors.captured(sequence, place, trail)
+        if sequence.computed == len(sequence.tokens) and not ending:
+            kind = self._anchors.wanted(sequence, place)
+            if kind is not None:
+                self._anchors.copy(sequence, place, kind)
+        if not self.has_state and sequence.computed == sequence.prompt_length:
+            self._anchors.hand_down(sequence, place, BoundaryKind.PROMPT_END)
 
-    def last_boundary(self, tokens: int) -> int:
-        """The last page boundary before the last of `tokens` tokens, where prefill must stop to keep the state."""
-        return (tokens - 1) // self.page_size * self.page_size if self.has_state else 0
-
-    def release(self, sequence: Sequence, *, keep: bool = True, halfway: bool = False) -> None:
+    def release(self, sequence: Sequence, *, keep: bool = True, halfway: bool = False, below: bool = True) -> None:
         """The sequence stops running: what it computed stays in the tree without a reference, the rest is free.
 
         keep: False if its numbers are not to be trusted; its path is then forgotten as far as nothing else runs on it.
         halfway: a step stopped in its middle; its state is then of some tokens in some layers, of others in others.
+        below: whether the lower tiers may copy where it ended, and hold that for as long.
         """
-        node = self._deepest.pop(sequence)
-        moving = self._moving.pop(sequence, None)
-        if moving is not None and moving.snapshot is not None:
-            moving.snapshot.lasting = True
-        for page in sequence.pages[node.depth :]:
-            if not keep:
-                self._erase(page)
-            self.pages.free(page)
-        if self.has_state:
-            self._release_state(sequence, node, keep=keep, halfway=halfway)
-        sequence.pages, sequence.state_slot, sequence.computed = [], -1, 0
-        self.tree.release(node)
-        if not keep:
-            self._forget(node)
+        place = self.places[sequence]
+        if place.restore is not None:
+            self.abandoned.append(sequence)  # its pages and its slot are being written
+            return
+        tokens = bytes(place.known.pack(sequence)[: TOKEN_BYTES * sequence.computed])
+        for planned in place.planned:
+            self.store.free_slot(planned.slot, erase=not keep)
+        if keep and sequence.computed and not (self.has_state and halfway):
+            self._anchors.leave(sequence, place, below=below)
         elif self.has_state:
-            self._prune(node)
+            self.store.free_slot(sequence.state_slot, erase=not keep)
+        self._let_go(sequence, place, erase=not keep)
+        if keep:
+            self.sessions.end(place.turn, tokens, self.clock())
+            return
+        self.store.forget(place.node, tokens, running=self._running_nodes())
+        if self.tiers is not None:
+            self.tiers.forget(tokens)
 
     def clear(self) -> None:
-        """Forgets every cached prefix that no running sequence uses."""
-        while self._evict_page():
-            pass
+        """Forgets every cached prefix that nothing uses, whose they were, and what was reused."""
+        self.store.clear()
+        self.sessions.clear()
+        self.reuse = ReuseCounts()
 
     def check_idle(self) -> None:
         """With nothing running: raises AssertionError if a count shows a leak; as quick for a full cache."""
-        assert not self._deepest, "a sequence that does not run holds a place in the tree"
-        assert not self._moving, "a sequence that does not run holds a snapshot"
-        assert not self.tree.referenced, "a reference is leaked"
-        assert self.pages.used_count == self.tree.size, "a page is leaked"
-        assert self.slots.used_count == len(self.tree.snapshots), "a state slot is leaked"
+        integrity.check_idle(self.store, self.keeper, self.places, self.abandoned)
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """Raises AssertionError if a page, slot or reference is leaked, shared wrongly or counted wrongly."""
-        nodes = self.tree.nodes()
-        references: dict[Node, int] = {}
-        owned: list[int] = []
-        assert set(self._deepest) == set(running), "a sequence that does not run holds a place in the tree"
-        assert set(self._moving) <= set(running), "a sequence that does not run holds a snapshot"
-        for sequence in running:
-            node = self._deepest[sequence]
-            path = list(node.path())[::-1]
-            assert sequence.pages[: node.depth] == [step.page for step in path], "a sequence's pages are not its path's"
-            for step in path:
-                references[step] = references.get(step, 0) + 1
-            owned += sequence.pages[node.depth :]
-        for node in nodes:
-            assert node.references == references.get(node, 0), "a reference is leaked"
-            assert node.parent is not None, "a node in the tree has no parent"
-            assert node.parent.children[node.tokens] is node, "a node is not its parent's child"
-        used = [node.page for node in nodes] + owned
-        assert len(used) == len(set(used)), "a page has two owners"
-        assert set(used) == self.pages.in_use(), "a page is leaked"
-        assert self.tree.size == len(nodes), "the tree's size is wrong"
-        assert self.tree.referenced == len(references), "the count of referenced nodes is wrong"
-        snapshots = {node for node in nodes if node.snapshot is not None}
-        assert self.tree.snapshots == snapshots, "a snapshot is lost"
-        slots = [node.snapshot.slot for node in snapshots if node.snapshot is not None]
-        slots += [sequence.state_slot for sequence in running if sequence.state_slot >= 0]
-        assert len(slots) == len(set(slots)), "a state slot has two owners"
-        assert set(slots) == self.slots.in_use(), "a state slot is leaked"
+        integrity.check(self.store, self.keeper, self.places, [*running, *self.abandoned])
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
-    def _match(self, tokens: list[int]) -> Node:
-        node = self.tree.match(tokens, len(tokens) - 1)
-        while self.has_state and node.snapshot is None and node.parent is not None:
-            node = node.parent
-        return node
+    def _know(self, sequence: Sequence) -> Known:
+        known = self._known.get(sequence)
+        if known is None:
+            request = sequence.request
+            system = max((at.position for at in request.boundaries if at.kind is BoundaryKind.SYSTEM), default=0)
+            tokens = packed(request.prompt)
+            turn = self.sessions.begin(tokens, request.session, request.side, self.clock(), system)
+            known = self._known[sequence] = Known(turn, bytearray(tokens))
+        return known
 
-    def _running_slot(self, node: Node) -> int:
-        """A slot for a sequence that starts at `node`, holding the state there. The root's is zeroed by the model."""
-        snapshot = node.snapshot
-        if snapshot is not None:
-            snapshot.lasting = True
-        slot = self._free_slot()
+    def _below(self, known: Known, tokens: bytes, limit: int, found: Match) -> Found | None:
+        """What the lower tiers have beyond what the device has, if that is worth a transfer."""
+        above = self._tokens(found)
+        if self.tiers is None or known.direct or limit - above < LEAST_RESTORED:
+            return None
+        below = self.tiers.find(tokens, limit, above)
+        return below if below is not None and below.tokens - above >= LEAST_RESTORED else None
+
+    def _tokens(self, found: Match) -> int:
+        return len(found.path) * self.page_size + found.tail
+
+    def _start(self, sequence: Sequence, place: Place, found: Match) -> None:
+        """From what the device has. What is copied from must not make way for what it is copied to."""
+        anchor = found.anchor
+        if self.has_state:
+            self._take_state(sequence, anchor)
+        if found.owner is not None:
+            self.tree.acquire(found.owner)
+        reserved = self.reserve(sequence, len(sequence.tokens))
+        assert reserved
+        if found.tail:
+            self.storage.copy_pages([(found.donor, sequence.pages[place.node.depth])])
+        if found.owner is not None:
+            self.tree.release(found.owner, found.owner.use)
+        if anchor is not None:
+            anchor.worth.use(place.turn.session, place.turn.side, place.turn.number, self.clock())
+        sequence.computed = self._tokens(found)
+        kind = anchor.worth.kind if anchor is not None and self.has_state else None
+        self._admitted(sequence, place, "device", kind)
+
+    def _take_state(self, sequence: Sequence, anchor: Anchor | None) -> None:
+        """A slot with the state of `anchor`. Where a sequence begins, the model zeroes it."""
+        source = -1 if anchor is None else anchor.slot
+        slot = self.store.slot_to_run(anchor)
         assert slot is not None, "more sequences run than there are state slots"
-        if snapshot is not None:
-            # If this very snapshot had to make way, its slot is the one that became free: the state is in place.
-            self._copy_state(snapshot.slot, slot)
-        return slot
+        if source not in (-1, slot):
+            self.storage.copy_state(source, slot)
+        sequence.state_slot = slot
 
-    def _release_state(self, sequence: Sequence, node: Node, *, keep: bool, halfway: bool) -> None:
-        at_node = sequence.computed == node.depth * self.page_size > 0
-        if keep and not halfway and at_node and node.snapshot is None:
-            self.tree.keep_snapshot(node, sequence.state_slot, lasting=True)  # the slot changes hands
-            return
-        if not keep:
-            self._erase_state(sequence.state_slot)
-        self.slots.free(sequence.state_slot)
+    def _restore(self, sequence: Sequence, place: Place, found: Found, tokens: bytes) -> None:
+        assert self.tiers is not None
+        if self.has_state:
+            self._take_state(sequence, None)
+        reserved = self.reserve(sequence, len(sequence.tokens))
+        assert reserved
+        start, pages = place.node.depth * self.page_size, sequence.pages[: self.pages_for(found.tokens)]
+        turn = place.turn
+        ticket = self.tiers.restore(
+            found, tokens, start, pages, sequence.state_slot, turn.session, turn.side, turn.number
+        )
+        place.restore = Restore(ticket, found)
 
-    def _keep_state(self, sequence: Sequence, node: Node) -> None:
-        """Keeps the state after `node`, which the sequence has just reached."""
-        if sequence.computed == len(sequence.tokens):
-            self._keep_moving(sequence, node)
-        elif node.snapshot is None:
-            previous = next((step.depth for step in node.path() if step.snapshot is not None), 0) * self.page_size
-            end = self.last_boundary(len(sequence.tokens))
-            if self.tree.policy.wants_snapshot(sequence.computed, previous, end):
-                self._take_snapshot(sequence, node, self._free_slot(), lasting=sequence.computed == end)
-
-    def _keep_moving(self, sequence: Sequence, node: Node) -> None:
-        previous = self._moving.pop(sequence, None)
-        self._moving[sequence] = node
-        if node.snapshot is None:
-            if previous is not None and previous.snapshot is not None and not previous.snapshot.lasting:
-                slot: int | None = self.tree.take_snapshot(previous)
-            else:
-                slot = self._free_slot()
-            self._take_snapshot(sequence, node, slot, lasting=False)
-
-    def _take_snapshot(self, sequence: Sequence, node: Node, slot: int | None, *, lasting: bool) -> None:
-        if slot is not None:
-            self._copy_state(sequence.state_slot, slot)
-            self.tree.keep_snapshot(node, slot, lasting=lasting)
-
-    def _free_slot(self) -> int | None:
-        """A slot, by giving up a snapshot if need be; None if running sequences hold them all."""
-        if not self.slots.free_count:
-            self._evict_snapshot()
-        return self.slots.allocate() if self.slots.free_count else None
-
-    def _allocate_page(self) -> int:
-        if not self.pages.free_count:
-            evicted = self._evict_page()
-            assert evicted
-        return self.pages.allocate()
-
-    def _evict_page(self) -> bool:
-        node = self.tree.pop_leaf()
-        if node is None:
+    def _restored(self, sequence: Sequence, place: Place) -> bool:
+        """The transfer has ended. False if there is no state to go on from; nothing is held then."""
+        assert place.restore is not None
+        found, tokens = place.restore.found, place.restore.ticket.tokens
+        place.restore = None
+        if self.has_state and tokens != found.tokens:
+            # Half of it may be there: nothing of that is kept.
+            place.known.direct = True
+            self.store.free_slot(sequence.state_slot, erase=True)
+            self._let_go(sequence, place, erase=True)
             return False
-        self._give_up(node)
+        above = place.node.depth * self.page_size
+        sequence.computed = max(above, min(tokens, found.tokens))
+        place.tried = sequence.computed
+        complete = tokens == found.tokens
+        self._admitted(sequence, place, found.tier if tokens > above else "device", found.kind if complete else None)
+        self._enter_pages(sequence, place)
         return True
 
-    def _evict_snapshot(self) -> None:
-        node = self.tree.oldest_snapshot()
-        if node is not None:
-            self.tree.policy.evicting_snapshot(node)
-            self.slots.free(self.tree.take_snapshot(node))
-            self.snapshot_evictions += 1
-            self._prune(node)
+    def _admitted(self, sequence: Sequence, place: Place, tier: str, kind: BoundaryKind | None) -> None:
+        known, turn, prompt = place.known, place.turn, sequence.prompt_length
+        if known.reused is None:
+            tier = tier if sequence.computed else ""
+            known.reused = Reused(sequence.computed, tier, kind, turn.changed)
+            self.reuse.add(Admission(turn.session, turn.side, prompt, known.reused, turn.known))
 
-    def _prune(self, node: Node) -> None:
-        """Pages below the last snapshot of a branch can never be matched: give them up at once."""
-        while node.parent is not None and node.snapshot is None and not node.references and not node.children:
-            parent = node.parent
-            self.tree.remove(node)
-            self._give_up(node)
-            node = parent
+    def _enter_pages(self, sequence: Sequence, place: Place) -> list[Node]:
+        """Full pages go to the tree. Returns the nodes that the step went through, from where the sequence was."""
+        node, size, trail = place.node, self.page_size, [place.node]
+        if (node.depth + 1) * size > sequence.computed:
+            return trail
+        tokens = place.known.pack(sequence)
+        while (node.depth + 1) * size <= sequence.computed:
+            start, own = node.depth * size, sequence.pages[node.depth]
+            node = self.tree.extend(node, bytes(tokens[start * TOKEN_BYTES : (start + size) * TOKEN_BYTES]), own)
+            if node.page != own:  # another sequence computed the same page first: use that one
+                sequence.pages[node.depth - 1] = node.page
+                self.pages.free(own)
+            trail.append(node)
+        place.node = node
+        return trail
 
-    def _forget(self, node: Node) -> None:
-        """Gives up and erases the path to `node`, with every branch from it, as far up as nothing running uses it."""
-        doomed = [step for step in node.path() if not step.references]
-        if doomed:
-            for step in self.tree.leaves_first(doomed[-1]):
-                self.tree.remove(step)
-                self._erase(step.page)
-                self._give_up(step)
+    def _let_go(self, sequence: Sequence, place: Place, *, erase: bool) -> None:
+        """Its own pages are free, its path loses a reference."""
+        del self.places[sequence]
+        for page in sequence.pages[place.node.depth :]:
+            if erase:
+                self.storage.erase_page(page)
+            self.pages.free(page)
+        sequence.pages, sequence.state_slot, sequence.computed = [], -1, 0
+        self.tree.release(place.node, place.use(self.clock()))
+        self.store.prune(place.node)
 
-    def _give_up(self, node: Node) -> None:
-        if node.snapshot is not None:
-            self.slots.free(self.tree.take_snapshot(node))
-        self.pages.free(node.page)
-
-    def _erase(self, page: int) -> None:
-        """NaN left in a page would enter a later sequence's attention through `0 * NaN`."""
-        for layer in (*self.tensors.keys, *self.tensors.values):
-            layer[page].zero_()
-
-    def _erase_state(self, slot: int) -> None:
-        for state in self._states(slot):
-            state.zero_()
-
-    def _copy_state(self, source: int, target: int) -> None:
-        for old, new in zip(self._states(source), self._states(target), strict=True):
-            new.copy_(old)
-
-    def _states(self, slot: int) -> list[torch.Tensor]:
-        """Views of one slot's states; as few as can be, since on a device each costs a launch."""
-        if self.tensors.joined:
-            return [tensor[:, slot] for tensor in self.tensors.joined]
-        return [tensor[slot] for layer in self.tensors.states for tensor in layer.values()]
+    def _running_nodes(self) -> set[Node]:
+        return {node for place in self.places.values() for node in place.node.path()}

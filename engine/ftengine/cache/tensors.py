@@ -29,6 +29,8 @@ def state_bytes(layout: CacheLayout) -> int:
 def allocate_cache(layout: CacheLayout, pages: int, page_size: int, slots: int, device: str = "cpu") -> CacheTensors:
     """Zero-filled tensors. device: as in ModelOptions.
 
+    After the pages comes one more for each slot, its companion: see cache/node.py's Anchor.
+
     On the CPU the system gives the memory when a page is first written, not here.
 
     Zeros matter: a masked position still enters `0 * value` in attention, and `0 * NaN` is NaN.
@@ -36,7 +38,7 @@ def allocate_cache(layout: CacheLayout, pages: int, page_size: int, slots: int, 
     write there while it prepares itself. The states of all layers lie together.
     """
     spare = int(device != "cpu")
-    shape = (pages + spare, page_size, layout.kv_heads, layout.head_dim)
+    shape = (pages + slots + spare, page_size, layout.kv_heads, layout.head_dim)
     keys, values = ([_zeros(shape, layout.dtype, device) for _ in range(layout.kv_layers)] for _ in range(2))
     if device == "cpu":
         states = [

@@ -25,6 +25,7 @@ class ControlTokens:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = frozenset(token for token in tokens if len(token) > 1)
+        self.longest = max(map(len, self._tokens), default=0)  # characters
         guarded = self._tokens.union(MARKUP)
         self._guarded = re.compile(_alternation(guarded))
         self._guarded_starts = re.compile(f"(?s)(?={_alternation(guarded)})(.)")
@@ -35,19 +36,18 @@ class ControlTokens:
     def guard(self, value: Any) -> Any:
         """A copy of a JSON-like value in which no string, key included, reads as a control token."""
         if isinstance(value, str):
-            return self._guard_text(value)
+            return self.guard_text(value)
         if isinstance(value, dict):
             return {self._guard_key(key): self.guard(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.guard(item) for item in value]
         return value
 
-    def split(self, rendered: str) -> list[str]:
-        """Text and control tokens in turn, beginning and ending with text; guards taken out of the text."""
-        pieces = self._split.split(rendered) if self._split is not None else [rendered]
-        return [_UNGUARD.sub(r"\1", piece) if GUARD in piece else piece for piece in pieces]
+    def pieces(self, rendered: str) -> list[str]:
+        """Text and control tokens in turn, beginning and ending with text."""
+        return self._split.split(rendered) if self._split is not None else [rendered]
 
-    def _guard_text(self, text: str) -> str:
+    def guard_text(self, text: str) -> str:
         if GUARD in text:
             text = text.replace(GUARD, GUARD * 2)
         if self._guarded.search(text) is None:
@@ -57,7 +57,12 @@ class ControlTokens:
     def _guard_key(self, key: Any) -> Any:
         if not isinstance(key, str):
             return key
-        return key[0] + GUARD + key[1:] if key in self._cores else self._guard_text(key)
+        return key[0] + GUARD + key[1:] if key in self._cores else self.guard_text(key)
+
+
+def unguarded(text: str) -> str:
+    """Text as the model sees it."""
+    return _UNGUARD.sub(r"\1", text) if GUARD in text else text
 
 
 def _alternation(words: Iterable[str]) -> str:

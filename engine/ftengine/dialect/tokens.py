@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftengine.dialect.control import MARKUP, ControlTokens
+from ftengine.dialect.control import MARKUP, ControlTokens, unguarded
 from ftengine.dialect.decode import IncrementalDecoder, TokenBytes
 from ftengine.dialect.unicode import well_formed
 from ftengine.errors import CheckpointError
@@ -34,6 +36,7 @@ class TokenCodec:
     def __init__(self, source: Path | bytes, template: str) -> None:
         """source: a tokenizer.json, or the content of one."""
         self._tokenizer = _load(source)
+        self.identity = _digest(source)  # of the tokenizer
         added = self._tokenizer.get_added_tokens_decoder()
         control = {
             token.content: (number, token)
@@ -41,7 +44,9 @@ class TokenCodec:
             if token.special or _is_markup(token.content, template)
         }
         self._ids = {content: number for content, (number, _) in control.items()}
-        self._swallows = {content: (token.lstrip, token.rstrip) for content, (_, token) in control.items()}
+        self._contents = {number: content for content, number in self._ids.items()}
+        self._swallow_before = {content for content, (_, token) in control.items() if token.lstrip}
+        self._swallow_after = {content for content, (_, token) in control.items() if token.rstrip}
         self.control = ControlTokens(control)
         special = frozenset(number for number, token in added.items() if token.special)
         self._prefix = self._tokenizer.encode("", add_special_tokens=True).ids[:1]
@@ -54,16 +59,31 @@ class TokenCodec:
         """A control token's id."""
         return self._ids.get(content)
 
+    def control_text(self, token: int) -> str | None:
+        """A control token's content; None: another token."""
+        return self._contents.get(token)
+
     def encode_rendered(self, rendered: str) -> tuple[str, list[int]]:
         """A template's output (content guarded) to the text as the model sees it and its ids."""
-        pieces = self.control.split(well_formed(rendered))
-        ids: list[int] = []
-        for index, piece in enumerate(self._trimmed(pieces)):
-            if index % 2:
-                ids.append(self._ids[piece])
-            elif piece:
-                ids.extend(self._encode_piece(piece, first=index == 0))
-        return "".join(pieces), ids
+        pieces = self.control.pieces(well_formed(rendered))
+        ids = [token for piece in self.encode_pieces(pieces) for token in piece]
+        return "".join(map(unguarded, pieces)), ids
+
+    def encode_pieces(self, pieces: list[str], *, at_start: bool = True) -> list[list[int]]:
+        """The ids of each piece of `ControlTokens.pieces`. The lists are shared: not to be changed.
+
+        at_start: the first piece begins the text.
+        """
+        if self._swallow_before or self._swallow_after:
+            pieces = list(self._trimmed(pieces))
+        if at_start and self._space_first and pieces[0] and not pieces[0].startswith(" "):
+            pieces = [" " + pieces[0], *pieces[1:]]
+        found = self._pieces.get_all(pieces)
+        return [self._encode_piece(pieces[at], at) if ids is None else ids for at, ids in enumerate(found)]
+
+    def spelled(self, tokens: Iterable[int]) -> str:
+        """Their text, control tokens included."""
+        return b"".join(map(self._bytes.spelled, tokens)).decode("utf-8", "replace")
 
     def encode(self, text: str) -> list[int]:
         """Plain text, control tokens parsed; begins with the vocabulary's begin-of-text token if it has one."""
@@ -76,23 +96,22 @@ class TokenCodec:
     def token_text(self, token: int) -> str:
         return self._bytes.spelled(token).decode("utf-8", "replace")
 
-    def _encode_piece(self, piece: str, first: bool) -> list[int]:
-        if first and self._space_first and not piece.startswith(" "):
-            piece = " " + piece
-        found = self._pieces.get(piece)
-        if found is None:
+    def _encode_piece(self, piece: str, index: int) -> list[int]:
+        if index % 2:
+            ids = [self._ids[piece]]
+        else:
             # A batch of one: `encode` would hold the interpreter's lock, and every stream, for as long as it takes.
-            found = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids
-            self._pieces.put(piece, found)
-        return found
+            ids = self._tokenizer.encode_batch_fast([unguarded(piece)], add_special_tokens=False)[0].ids
+        self._pieces.put(piece, ids)
+        return ids
 
     def _trimmed(self, pieces: list[str]) -> Iterator[str]:
         """Some control tokens swallow the whitespace beside them (`lstrip` and `rstrip` in tokenizer.json)."""
         for index, piece in enumerate(pieces):
             if index % 2 == 0:
-                if index and self._swallows[pieces[index - 1]][1]:
+                if index and pieces[index - 1] in self._swallow_after:
                     piece = piece.lstrip()
-                if index + 1 < len(pieces) and self._swallows[pieces[index + 1]][0]:
+                if index + 1 < len(pieces) and pieces[index + 1] in self._swallow_before:
                     piece = piece.rstrip()
             yield piece
 
@@ -116,11 +135,12 @@ class _PieceCache:
         self._pieces: OrderedDict[str, list[int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, piece: str) -> list[int] | None:
+    def get_all(self, pieces: list[str]) -> list[list[int] | None]:
         with self._lock:
-            found = self._pieces.get(piece)
-            if found is not None:
-                self._pieces.move_to_end(piece)
+            found = list(map(self._pieces.get, pieces))
+            for piece, ids in zip(pieces, found, strict=True):
+                if ids is not None:
+                    self._pieces.move_to_end(piece)
             return found
 
     def put(self, piece: str, ids: list[int]) -> None:
@@ -151,6 +171,12 @@ def _load(source: Path | bytes) -> Tokenizer:
     except BaseException as error:  # a Rust panic is no Exception
         name = source if isinstance(source, Path) else "the model's tokenizer"
         raise CheckpointError(f"{name} cannot be read: {str(error)[:200]}") from None
+
+
+def _digest(source: Path | bytes) -> bytes:
+    digest = hashlib.sha256(sys.byteorder.encode())
+    digest.update(source if isinstance(source, bytes) else source.read_bytes())
+    return digest.digest()
 
 
 def _take_over_first_space(tokenizer: Tokenizer) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Iterable
 from typing import Any
 
 from ftengine.conversation import ToolSpec
+from ftengine.dialect.control import ControlTokens
+
+_LISTS = 16  # kept, of tools
 
 FREEFORM_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -42,6 +46,26 @@ class Toolbox:
             return f"The tool {name} is available; it is defined above."
         text = json.dumps(definition(tool), ensure_ascii=False)
         return f"The tool {name} is available from now on and is called like the others:\n{text}"
+
+
+class GuardedTools:
+    """Lists of tools with their control tokens guarded: an agent sends the same one with every request."""
+
+    def __init__(self, control: ControlTokens) -> None:
+        self._control = control
+        self._last: dict[bytes, list[dict[str, Any]]] = {}
+
+    def guarded(self, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The result is shared: not to be changed."""
+        try:
+            key = marshal.dumps(listed, 2)  # equal only for equal values of equal types
+        except ValueError:  # nested too deeply for it
+            return list(self._control.guard(listed))
+        found = self._last.get(key)
+        if found is None:
+            found = list(self._control.guard(listed))
+            self._last = {**dict(list(self._last.items())[1 - _LISTS :]), key: found}
+        return found
 
 
 def definition(tool: ToolSpec) -> dict[str, Any]:

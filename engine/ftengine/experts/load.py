@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from ftengine.weights.loader import WeightLoader
 from ftengine.weights.stack import Matrix, packed, widened
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+READ_AT_ONCE = 2  # layers: each is read with several threads already, and the next one begins while those run out
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,40 @@ class ExpertShape:
         return (self.hidden, self.intermediate) if down else (self.intermediate, self.hidden)
 
 
-def load_bank(loader: WeightLoader, layer: int, shape: ExpertShape) -> ExpertBank:
-    """The routed experts of a layer. Raises CheckpointError that names what is missing or has another shape."""
-    layout = loader.expert_layout(layer)
-    if layout is None:
-        return _pack_bank(loader, [f"layers.{layer}.mlp.experts.{expert}" for expert in range(shape.experts)], shape)
-    if (layout.hidden, layout.intermediate) != (shape.hidden, shape.intermediate):
-        raise CheckpointError(
-            f"the experts of layer {layer} are {layout.intermediate} x {layout.hidden}, "
-            f"expected {shape.intermediate} x {shape.hidden}"
-        )
-    bank = ExpertBank.allocate(layout, shape.experts)
-    loader.read_experts(layer, bank.blocks)
-    return bank
+class BankLoader:
+    """Loads the routed experts of one layer after another. Blocks that lie on disk as memory wants them are read
+    beside whatever else the caller loads; `finish` waits for them."""
+
+    def __init__(self, loader: WeightLoader) -> None:
+        self._loader = loader
+        self._threads = ThreadPoolExecutor(READ_AT_ONCE, thread_name_prefix="experts")
+        self._reading: list[Future[None]] = []
+
+    def load(self, layer: int, shape: ExpertShape) -> ExpertBank:
+        """Its blocks are there after `finish`. Raises CheckpointError that names what is missing or has another
+        shape."""
+        layout = self._loader.expert_layout(layer)
+        if layout is None:
+            prefixes = [f"layers.{layer}.mlp.experts.{expert}" for expert in range(shape.experts)]
+            return _pack_bank(self._loader, prefixes, shape)
+        if (layout.hidden, layout.intermediate) != (shape.hidden, shape.intermediate):
+            raise CheckpointError(
+                f"the experts of layer {layer} are {layout.intermediate} x {layout.hidden}, "
+                f"expected {shape.intermediate} x {shape.hidden}"
+            )
+        bank = ExpertBank.allocate(layout, shape.experts)
+        self._reading.append(self._threads.submit(self._loader.read_experts, layer, bank.blocks))
+        return bank
+
+    def finish(self) -> None:
+        """Raises CheckpointError if a layer cannot be read."""
+        for reading in self._reading:
+            reading.result()
+        self._reading.clear()
+
+    def close(self) -> None:
+        """Nothing is read any more when it returns."""
+        self._threads.shutdown(cancel_futures=True)
 
 
 def load_one(loader: WeightLoader, prefix: str, hidden: int, intermediate: int) -> ExpertBank:

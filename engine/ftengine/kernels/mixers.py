@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 
 from ftengine.formats.format import padded
@@ -117,6 +118,7 @@ def delta_net(
     dtype: torch.dtype,
     threads: int = 0,
     isa: str = "",
+    captures: Sequence[tuple[int, int, int]] = (),
 ) -> torch.Tensor:
     """Convolution, gated delta rule and gated norm of T packed tokens of B sequences.
 
@@ -125,13 +127,16 @@ def delta_net(
         query_lengths, context_lengths, state_slots [B] int64: as in core.Batch; a context of 0 starts from zeros.
         window: [slots, W - 1, C], state: [slots, Nv, Dk, Dv], float32; read and written at the slots.
         dtype: of the result, float32 or bfloat16.
+        captures: (row, tokens, slot), as core.Capture in core.Batch. Their slots, results and what follows are, bit for
+            bit, those of calls that end there.
 
     Returns: [T, padded(Nv * Dv)].
     """
     out = torch.empty(projected.shape[0], padded(state.shape[1] * state.shape[3]), dtype=dtype)
     _native.delta_net(
         projected, list(query_lengths), list(context_lengths), state_slots, layer.taps, layer.decay_scale,
-        layer.decay_bias, layer.norm, layer.epsilon, window, state, out, threads or torch.get_num_threads(), isa,
+        layer.decay_bias, layer.norm, layer.epsilon, window, state,
+        numpy.array(captures, dtype=numpy.int64).reshape(-1, 3), out, threads or torch.get_num_threads(), isa,
     )  # fmt: skip
     return out
 

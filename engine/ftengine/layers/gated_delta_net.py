@@ -64,7 +64,7 @@ class GatedDeltaNet:
     def __call__(self, hidden: torch.Tensor, step: Step, states: dict[str, torch.Tensor]) -> torch.Tensor:
         """hidden [T, H] -> float32 [T, H].
 
-        states: this layer's, [slots, ...]; read and written at the sequences' slots.
+        states: this layer's, [slots, ...]; read and written at the sequences' slots, written at captures' slots.
         """
         shape = self.shape
         sizes = [shape.channels, shape.value_size, shape.value_heads, shape.value_heads]
@@ -78,6 +78,7 @@ class GatedDeltaNet:
         if step.decodes:
             at = step.decode_rows
             core[at] = self._decode(mixed[at], decay[at], rate[at], step, states)
+            _keep_ends(step, states)
         gate = gate.reshape(core.shape)
         gated = self.norm(core).mul_(F.silu(gate)).flatten(1)
         return self.out(gated.to(hidden.dtype))
@@ -91,7 +92,10 @@ class GatedDeltaNet:
         step: Step,
         states: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        """A chunk of one sequence: mixed [T, C], decay and rate [T, Nv] -> [T, Nv, Dv]."""
+        """A chunk of one sequence: mixed [T, C], decay and rate [T, Nv] -> [T, Nv, Dv].
+
+        The delta rule's own chunks begin anew after a capture, as they do in a step that begins there.
+        """
         slot = int(step.batch.state_slots[span.index])
         window, state = states["window"][slot], states["delta"][slot]
         if span.context == 0:
@@ -101,9 +105,16 @@ class GatedDeltaNet:
         convolved = padded[: span.length] * self.taps[0]
         for tap in range(1, self.shape.kernel):
             convolved.addcmul_(padded[tap : tap + span.length], self.taps[tap])
-        window.copy_(padded[span.length :])
         query, key, value = (part.transpose(0, 1) for part in self._heads(F.silu(convolved)))
-        return chunked(query, key, value, decay.T, rate.T, state).transpose(0, 1)
+        out, start = torch.empty_like(value), 0
+        for end, to in [*((capture.tokens, capture.slot) for capture in span.captures), (span.length, slot)]:
+            rows = slice(start, end)
+            out[:, rows] = chunked(
+                query[:, rows], key[:, rows], value[:, rows], decay.T[:, rows], rate.T[:, rows], state
+            )
+            states["window"][to], states["delta"][to] = padded[end : end + len(window)], state
+            start = end
+        return out.transpose(0, 1)
 
     def _decode(
         self, mixed: torch.Tensor, decay: torch.Tensor, rate: torch.Tensor, step: Step, states: dict[str, torch.Tensor]
@@ -139,3 +150,11 @@ class GatedDeltaNet:
             return (heads * length).repeat_interleave(repeats, dim=1)
 
         return unit(query).mul_(shape.key_dim**-0.5), unit(key), value.reshape(-1, shape.value_heads, shape.value_dim)
+
+
+def _keep_ends(step: Step, states: dict[str, torch.Tensor]) -> None:
+    """Captures of sequences with one token: the states as they are now."""
+    for span in step.decodes:
+        for capture in span.captures:
+            for state in states.values():
+                state[capture.slot] = state[int(step.batch.state_slots[span.index])]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ftengine.core import Batch
+from ftengine.core import Batch, Capture
 
 QUERY_BLOCK = 256  # query rows whose scores exist at a time
 MAX_PADDING = 1.5  # a padded decode group may read this many times the keys its sequences have
@@ -20,6 +20,7 @@ class Span:
     row: int
     length: int
     context: int  # tokens before this step
+    captures: tuple[Capture, ...] = ()  # of this sequence, by position
 
     @property
     def rows(self) -> slice:
@@ -126,6 +127,7 @@ class Step:
 def _spans(batch: Batch) -> list[Span]:
     spans, row = [], 0
     for index, (length, context) in enumerate(zip(batch.query_lengths, batch.context_lengths, strict=True)):
-        spans.append(Span(index, row, length, context))
+        captures = tuple(capture for capture in batch.captures if capture.row == index)
+        spans.append(Span(index, row, length, context, captures))
         row += length
     return spans

@@ -10,7 +10,7 @@ from typing import Any
 
 from ftengine.formats.format import BF16, ExpertLayout, Format
 from ftengine.memory.plan import ITEM_BYTES
-from ftengine.weights.source import TensorFacts, WeightSource
+from ftengine.weights.source import Described, TensorFacts
 
 LIBRARIES = 256 << 20  # bytes: cuBLAS's workspaces, a matrix being dequantized, results of routes; at warm-up, tuning
 CHUNK = 64  # tokens of a chunk of the Gated DeltaNet rule
@@ -35,19 +35,12 @@ class WeightSizes:
         return self.experts * self.layers
 
 
-def weight_sizes(source: WeightSource, text_config: Mapping[str, Any]) -> WeightSizes:
+def weight_sizes(source: Described, text_config: Mapping[str, Any]) -> WeightSizes:
     """Matrices packed, each in its own format, the rest as float32."""
-    dense, routed = 0, dict[int, dict[str, list[TensorFacts]]]()
-    for name, facts in source.tensors().items():
-        if (found := EXPERT.fullmatch(name)) and len(facts.shape) == 2:
-            routed.setdefault(int(found[1]), {}).setdefault(found[2], []).append(facts)
-        else:
-            dense += _bytes(facts)
+    layouts = expert_layouts(source, text_config)
     experts = _number(text_config, "num_experts") or _number(text_config, "num_local_experts")
-    layouts = list(filter(None, map(source.expert_layout, range(_number(text_config, "num_hidden_layers")))))
-    layouts += filter(None, map(_layout, routed.values()))
     return WeightSizes(
-        dense=dense,
+        dense=sum(_bytes(facts) for name, facts in source.tensors().items() if not _expert(name, facts)),
         block=max((layout.block_bytes for layout in layouts), default=0),
         experts=experts if layouts else 0,
         layers=len(layouts),
@@ -55,7 +48,17 @@ def weight_sizes(source: WeightSource, text_config: Mapping[str, Any]) -> Weight
     )
 
 
-def weight_bytes(source: WeightSource, text_config: Mapping[str, Any]) -> int:
+def expert_layouts(source: Described, text_config: Mapping[str, Any]) -> list[ExpertLayout]:
+    """One for each layer with routed experts, as they will lie in memory."""
+    routed: dict[int, dict[str, list[TensorFacts]]] = {}
+    for name, facts in source.tensors().items():
+        if found := _expert(name, facts):
+            routed.setdefault(int(found[1]), {}).setdefault(found[2], []).append(facts)
+    layouts = filter(None, map(source.expert_layout, range(_number(text_config, "num_hidden_layers"))))
+    return [*layouts, *filter(None, map(_layout, routed.values()))]
+
+
+def weight_bytes(source: Described, text_config: Mapping[str, Any]) -> int:
     """Of all weights."""
     sizes = weight_sizes(source, text_config)
     return sizes.dense + sizes.banks
@@ -154,6 +157,11 @@ def _widest(text_config: Mapping[str, Any]) -> int:
     attention = (2 * heads + 2 * _number(text_config, "num_key_value_heads", heads)) * _head_dim(text_config)
     keys, values, linear_heads = _linear_sizes(text_config)
     return max(attention, 2 * (keys + values + linear_heads))
+
+
+def _expert(name: str, facts: TensorFacts) -> re.Match[str] | None:
+    """Of a routed expert's matrix: its layer and projection."""
+    return EXPERT.fullmatch(name) if len(facts.shape) == 2 else None
 
 
 def _bytes(facts: TensorFacts) -> int:

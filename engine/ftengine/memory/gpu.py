@@ -16,7 +16,7 @@ import msgspec
 from ftengine.config import CACHE_SIZES, EngineConfig, Resolved
 from ftengine.errors import ConfigError
 from ftengine.memory.machine import available_memory
-from ftengine.memory.plan import gigabytes
+from ftengine.memory.sizes import gigabytes
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def unusable(gpu: Gpu | NoGpu, torch_cuda: str | None) -> str | None:
 def refuse_without_gpu(config: EngineConfig, reason: str) -> None:
     """Raises ConfigError for settings that only a GPU gives a meaning to. reason: why there is none, a clause."""
     backend = f"moe_backend {config.moe_backend}" if config.moe_backend not in ("auto", "cpu") else None
-    others = ("memory_ratio", "cache_device", *CACHE_SIZES, "moe_cpu_threads")
+    others = ("memory_ratio", *CACHE_SIZES, "moe_cpu_threads")
     given = backend or next((name for name in others if getattr(config, name) is not None), None)
     if given is not None:
         what = f"--{given.replace('_', '-')}"

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from ftengine.config import EngineConfig, Resolved
 from ftengine.errors import ConfigError
 from ftengine.memory.machine import cgroup_cpus, cpu_flags, usable_cpus
+from ftengine.memory.prompts import Below, plan_anchors, plan_below, slot_bytes, slots_running
+from ftengine.memory.sizes import GIB, gigabytes, typed
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-GIB = 1 << 30
 
 DEFAULT_CONTEXT = 131072  # tokens; agents' sessions rarely grow longer, and keys and values of more cost gigabytes
 DEFAULT_RUNNING = 8
 SMALLEST_CONTEXT = 1024  # tokens; less is refused rather than served
 KV_SHARE = 0.6  # of the memory left after the weights
-SNAPSHOT_SHARE = 0.1
-SNAPSHOT_CAP = 8 * GIB
+ANCHOR_SHARE = 4  # 1/4 of the same is for anchors by default: there is no tier in host memory besides
 PREFILL_CHUNK = 2048  # tokens
 
 
@@ -80,13 +80,20 @@ def check_memory(config: EngineConfig, weights: int, token_bytes: int, available
     says what bounds them.
     """
     tokens = config.kv_tokens or config.context or SMALLEST_CONTEXT
-    if weights + tokens * token_bytes > usable(available):
-        raise ConfigError(
-            f"the weights need {gigabytes(weights)} and {tokens} tokens of keys and values "
-            f"{gigabytes(tokens * token_bytes)}, but of {gigabytes(available)} available ({source}) "
-            f"{gigabytes(usable(available))} can be used",
-            "ft list",
-        )
+    kept, room = tokens * token_bytes, usable(available)
+    least = weights + kept
+    whole = f"the weights need {gigabytes(weights)} and {tokens} tokens of keys and values {gigabytes(kept)}"
+    limit = f"of {gigabytes(available)} available ({source}) {gigabytes(room)} can be used"
+    if least > room:
+        raise ConfigError(f"{whole}, but {limit}", "ft list")
+    for name in ("cache_device", "cache_host"):
+        asked = getattr(config, name) or 0
+        if least + asked > room:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{whole}, and {flag} is {gigabytes(asked)}, but {limit}", f"ft serve {flag} {typed(room - least)}"
+            )
+        least += asked
 
 
 def check_banks(banks: int, available: int, source: str) -> None:
@@ -104,7 +111,9 @@ class CachePlan:
     context: Resolved[int]
     max_running: Resolved[int]
     kv_tokens: Resolved[int]  # a multiple of the page size
-    state_slots: Resolved[int]  # running states and snapshots together; 0 for models without recurrent state
+    state_slots: Resolved[int]  # of running sequences and anchors together
+    cache_device: Resolved[int]  # bytes that the anchors among them may take
+    below: Below  # tiers for prompts in host memory and files
 
 
 def plan_cache(
@@ -116,16 +125,22 @@ def plan_cache(
     available: bytes. Raises ConfigError if what was asked for, or the least that is useful, does not fit.
     """
     max_running = _asked(config.max_running_requests) or Resolved(DEFAULT_RUNNING, "default")
+    slot = slot_bytes(token_bytes, state_bytes, config.page_size)
     room = usable(available)
-    slots = _state_slots(config, max_running.value, state_bytes, room)
-    affordable = _affordable(room - slots.value * state_bytes, token_bytes)
+    below = plan_below(config, token_bytes, state_bytes, room, device="cpu")
+    room -= below.memory
+    kept = (config.kv_tokens or config.context or 0) * token_bytes
+    anchors = _anchors(config, max_running.value, slot, state_bytes, room, kept)
+    running = slots_running(state_bytes, max_running.value)
+    slots = running + anchors.value
+    left = room - slots * slot
+    affordable = _affordable(left, token_bytes)
     context = _context(config, checkpoint_context, affordable, token_bytes, available)
-    kv_tokens = _kv_tokens(config, context.value, max_running.value, affordable, token_bytes, available)
-    return CachePlan(context, max_running, kv_tokens, slots)
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"
+    wanted = _kv_tokens(config, context.value, max_running.value, affordable, available)
+    kv_tokens = _fitting(config, wanted, affordable, token_bytes, left)
+    why = f"{running} running, {anchors.value} anchors ({anchors.reason})"
+    device = _asked(config.cache_device) or Resolved(anchors.value * slot, anchors.reason)
+    return CachePlan(context, max_running, kv_tokens, Resolved(slots, why), device, below)
 
 
 def _asked(value: int | None) -> Resolved[int] | None:
@@ -137,24 +152,21 @@ def _affordable(room: int, token_bytes: int) -> int | None:
     return int(max(room, 0) * KV_SHARE) // token_bytes if token_bytes else None
 
 
-def _state_slots(config: EngineConfig, running: int, state_bytes: int, room: int) -> Resolved[int]:
-    if not state_bytes:
-        return Resolved(0, "the model has no recurrent state")
-    if config.snapshot_bytes is not None:
-        snapshots, reason = config.snapshot_bytes // state_bytes, "asked for"
-    else:
-        share = min(int(room * SNAPSHOT_SHARE), SNAPSHOT_CAP)
-        # Each running sequence keeps one at the end of its prompt and one that moves along.
-        snapshots = max(share // state_bytes, 2 * running)
-        reason = f"{running} running, {snapshots} snapshots of {state_bytes / (1 << 20):.1f} MiB for prefix reuse"
-    needed = (running + snapshots) * state_bytes
-    if needed > room:
+def _anchors(config: EngineConfig, running: int, slot: int, state: int, room: int, kept: int) -> Resolved[int]:
+    """slot: bytes of one anchor, or of one running sequence's state; kept: of keys and values that were asked for."""
+    taken = slots_running(state, running) * slot
+    left = room - taken
+    anchors = plan_anchors(
+        config, left - kept, slot, state=state, running=running, share=ANCHOR_SHARE, floor=ANCHOR_SHARE
+    )
+    if anchors.value * slot > left:
+        needed = taken + anchors.value * slot
         raise ConfigError(
-            f"recurrent states of {running} running requests and {snapshots} snapshots need {gigabytes(needed)}, "
+            f"states of {running} running requests and {anchors.value} anchors need {gigabytes(needed)}, "
             f"{gigabytes(max(room, 0))} can be used",
-            "ft serve --max-running-requests 1",
+            "ft serve --max-running-requests 1" if left < slot else f"ft serve --cache-device {typed(left)}",
         )
-    return Resolved(running + snapshots, reason)
+    return anchors
 
 
 def _context(
@@ -178,19 +190,24 @@ def _context(
 
 
 def _kv_tokens(
-    config: EngineConfig, context: int, running: int, affordable: int | None, token_bytes: int, available: int
+    config: EngineConfig, context: int, running: int, affordable: int | None, available: int
 ) -> Resolved[int]:
     if config.kv_tokens is not None:
-        wanted = Resolved(config.kv_tokens, "asked for")
-    elif affordable is None or affordable >= context * running:
-        wanted = Resolved(context * running, f"{running} contexts of {context}")
-    else:
-        wanted = Resolved(max(context, affordable), f"what {gigabytes(available)} of available memory allow")
+        return Resolved(config.kv_tokens, "asked for")
+    if affordable is None or affordable >= context * running:
+        return Resolved(context * running, f"{running} contexts of {context}")
+    return Resolved(max(context, affordable), f"what {gigabytes(available)} of available memory allow")
+
+
+def _fitting(
+    config: EngineConfig, wanted: Resolved[int], affordable: int | None, token_bytes: int, room: int
+) -> Resolved[int]:
+    """In whole pages. Raises ConfigError if their `token_bytes` each are more than `room`."""
     tokens = -(-wanted.value // config.page_size) * config.page_size
-    if tokens * token_bytes > usable(available):
+    if tokens * token_bytes > max(room, 0):
         raise ConfigError(
             f"keys and values of {tokens} tokens need {gigabytes(tokens * token_bytes)}, "
-            f"{gigabytes(usable(available))} can be used",
+            f"{gigabytes(max(room, 0))} can be used",
             f"ft serve --context {max(affordable or 0, SMALLEST_CONTEXT)}",
         )
     return Resolved(tokens, wanted.reason)

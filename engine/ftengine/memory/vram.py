@@ -1,8 +1,8 @@
 """Divides the GPU's memory before anything is loaded, each part with its reason; refuses with numbers. Torch-free.
 
-In this order: dense weights, workspace, recurrent states of running sequences, keys and values of one context, states
-kept for prefix reuse (anchors), and slots for routed experts with the rest. When all experts fit, what is then left
-holds more keys and values. Nothing here measures: sizes come from headers (memory/estimate.py), the free memory from
+In this order: dense weights, workspace, recurrent states of running sequences, keys and values of one context, anchors,
+which prompts go on from, and slots for routed experts with the rest. When all experts fit, what is then left holds more
+keys and values. Nothing here measures: sizes come from headers (memory/estimate.py), the free memory from
 the driver (memory/gpu.py).
 """
 
@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from ftengine.config import EngineConfig, Resolved
 from ftengine.errors import ConfigError
 from ftengine.memory.estimate import WeightSizes
-from ftengine.memory.plan import DEFAULT_RUNNING, SMALLEST_CONTEXT, check_context, gigabytes
+from ftengine.memory.plan import DEFAULT_RUNNING, SMALLEST_CONTEXT, check_context
+from ftengine.memory.prompts import plan_anchors, slot_bytes, slots_running, staging_bytes
+from ftengine.memory.sizes import gigabytes
 
 MEMORY_RATIO = 0.9  # the rest is left to the driver, to code that is loaded, and to what else draws on the screen
 DEFAULT_CONTEXT = 32768  # tokens: an agent's session; each further one takes the place of experts
 PREFILL_CHUNKS = (8192, 4096, 2048, 1024, 512)  # tokens a step; each expert crosses the link once a step
 WORKSPACE_SHARE = 8  # at most 1/8 of what dense weights leave is for the activations of a prefill step by default
 STATE_SHARE = 8  # at most 1/8 of what dense weights and workspace leave is for states of running sequences by default
-ANCHOR_SHARE = 20  # 1/20 of what is then left is for anchors by default
-ANCHOR_CAP = 8 << 30  # bytes
-MIB = 1 << 20
+ANCHOR_SHARE = 20  # 1/20 of what is then left is for anchors by default,
+ANCHOR_FLOOR = 8  # and up to 1/8 where that is less than prefill wants
+SPARE = 1  # slot and page that graphs write to while they are captured (cache/tensors.py)
 DECODE_TOKENS = 16  # sequences of the largest decode step (kernels/triton/buffers.py)
 PREFILL_STAGING = 32  # experts at the least; half of them cross the link while the other half is computed
 MOST_STAGING = 128  # by default: a round's experts cross the link while those of the round before are computed
@@ -53,7 +55,9 @@ class DevicePlan:
     context: Resolved[int]  # tokens
     max_running: Resolved[int]  # sequences
     kv_tokens: Resolved[int]  # a multiple of the page size
-    state_slots: Resolved[int]  # running states and anchors together; 0 for models without recurrent state
+    state_slots: Resolved[int]  # of running sequences and anchors together
+    cache_device: Resolved[int]  # bytes that the anchors among them may take
+    slot: int  # bytes of one; there is one more than these, for what belongs to no sequence
     slots: Resolved[int]  # experts that stay from step to step
     staging: Resolved[int]  # experts that are there for one layer of one step only
     resident: bool  # every expert has its own slot, for good
@@ -65,7 +69,7 @@ class DevicePlan:
         return {
             "dense weights": self.dense,
             "workspace": self.workspace,
-            "recurrent states": self.state_slots.value * demand.state,
+            "states and anchors": (self.state_slots.value + SPARE) * self.slot,
             "keys and values": self.kv_tokens.value * demand.token,
             "expert slots": self.slots.value * demand.weights.block,
             "staging": self.staging.value * demand.weights.block,
@@ -77,12 +81,13 @@ def plan_device(config: EngineConfig, demand: Demand, free: int) -> DevicePlan:
     return _Planner(config, demand, free).plan()
 
 
-def least_bytes(demand: Demand) -> int:
+def least_bytes(demand: Demand, config: EngineConfig) -> int:
     """What the smallest useful server takes: one sequence, its state, a small context, no expert in a slot."""
+    slots = (slots_running(demand.state, 1) + SPARE) * slot_bytes(demand.token, demand.state, config.page_size)
     tokens = min(SMALLEST_CONTEXT, demand.max_context)
-    workspace = demand.workspace + PREFILL_CHUNKS[-1] * demand.prefill
+    workspace = demand.workspace + PREFILL_CHUNKS[-1] * demand.prefill + staging_bytes(config, demand.token)
     staging = _least_staging(demand, 1) * demand.weights.block
-    return demand.weights.dense + workspace + demand.state + tokens * demand.token + staging
+    return demand.weights.dense + workspace + slots + tokens * demand.token + staging
 
 
 def budget(config: EngineConfig, free: int) -> Resolved[int]:
@@ -97,6 +102,7 @@ class _Planner:
     def __init__(self, config: EngineConfig, demand: Demand, free: int) -> None:
         self.config = config
         self.demand = demand
+        self.slot = slot_bytes(demand.token, demand.state, config.page_size)
         self.budget = budget(config, free)
         self.left = self.budget.value
         self.taken: list[tuple[str, int]] = []
@@ -106,23 +112,23 @@ class _Planner:
         check_context(config, demand.max_context)
         self._take("dense weights", demand.weights.dense, "ft serve --device cpu")
         chunk = self._prefill_chunk()
-        workspace = demand.workspace + chunk.value * demand.prefill
+        workspace = demand.workspace + chunk.value * demand.prefill + staging_bytes(config, demand.token)
         self._take(f"workspace for steps of {chunk.value} tokens", workspace, "ft serve --max-prefill-length 512")
         running = self._running()
-        self._take(f"recurrent states of {running.value} sequences", running.value * demand.state, FEWER)
+        taken = slots_running(demand.state, running.value)
+        self._take(f"states of {running.value} sequences", (taken + SPARE) * self.slot, FEWER)
         context = self._context()
         kv_tokens = self._kv_tokens(context.value)
         smaller = self._smaller()
         self._take(f"keys and values of {kv_tokens.value} tokens", kv_tokens.value * demand.token, smaller)
-        anchors = self._anchors(context.value, running.value)
-        self._take(f"{anchors.value} anchors", anchors.value * demand.state, "ft serve --cache-device 0")
+        anchors = self._anchors(running.value)
+        self._take(f"{anchors.value} anchors", anchors.value * self.slot, "ft serve --cache-device 0")
         slots, staging = self._experts(running.value, smaller)
         everything = slots.value == demand.weights.total
         self.left -= (slots.value + staging.value) * demand.weights.block
         if everything:
             kv_tokens = self._more_kv_tokens(kv_tokens, context.value, running.value)
-        state_slots = running.value + anchors.value if demand.state else 0
-        why = f"{running.value} running, {anchors.value} anchors ({anchors.reason})" if demand.state else anchors.reason
+        why = f"{taken} running, {anchors.value} anchors ({anchors.reason})"
         return DevicePlan(
             budget=self.budget,
             dense=demand.weights.dense,
@@ -131,7 +137,9 @@ class _Planner:
             context=context,
             max_running=running,
             kv_tokens=kv_tokens,
-            state_slots=Resolved(state_slots, why),
+            state_slots=Resolved(taken + anchors.value, why),
+            cache_device=Resolved(self.config.cache_device or anchors.value * self.slot, anchors.reason),
+            slot=self.slot,
             slots=slots,
             staging=staging,
             resident=everything and slots.value > 0 and not staging.value,
@@ -166,9 +174,8 @@ class _Planner:
     def _running(self) -> Resolved[int]:
         if self.config.max_running_requests is not None:
             return Resolved(self.config.max_running_requests, "asked for")
-        state, share = self.demand.state, self.left // STATE_SHARE
-        count = DEFAULT_RUNNING
-        while count > 1 and count * state > share:
+        share, count = self.left // STATE_SHARE, DEFAULT_RUNNING
+        while count > 1 and slots_running(self.demand.state, count) * self.slot > share:
             count //= 2
         if count == DEFAULT_RUNNING:
             return Resolved(count, "default")
@@ -211,20 +218,16 @@ class _Planner:
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.config.page_size) * self.config.page_size
 
-    def _anchors(self, context: int, running: int) -> Resolved[int]:
-        state = self.demand.state
-        if not state:
-            return Resolved(0, "the model has no recurrent state")
-        asked = self.config.cache_device if self.config.cache_device is not None else self.config.snapshot_bytes
-        if asked is not None:
-            return Resolved(asked // state, "asked for")
-        room = max(0, self.left - _least_staging(self.demand, running) * self.demand.weights.block)
-        share = min(room // ANCHOR_SHARE, ANCHOR_CAP)
-        # Each running sequence uses one at the end of its prompt and one that moves along with it. One a page is all
-        # that could ever be kept.
-        count = max(share // state, min(2 * running, room // STATE_SHARE // state))
-        count = min(count, self._pages(context * running) // self.config.page_size)
-        return Resolved(count, f"1/{ANCHOR_SHARE} of what is left, or two a sequence; {state / MIB:.1f} MiB each")
+    def _anchors(self, running: int) -> Resolved[int]:
+        return plan_anchors(
+            self.config,
+            self.left - _least_staging(self.demand, running) * self.demand.weights.block,
+            self.slot,
+            state=self.demand.state,
+            running=running,
+            share=ANCHOR_SHARE,
+            floor=ANCHOR_FLOOR,
+        )
 
     def _experts(self, running: int, smaller: str) -> tuple[Resolved[int], Resolved[int]]:
         """Slots and staging. smaller: what helps if not even staging fits."""

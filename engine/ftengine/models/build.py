@@ -10,7 +10,7 @@ import torch
 
 from ftengine.core import CacheLayout, StateSpec
 from ftengine.experts.executor import HostExecutor
-from ftengine.experts.load import ExpertShape, load_bank, load_one
+from ftengine.experts.load import BankLoader, ExpertShape, load_one
 from ftengine.experts.pool import ExpertPool
 from ftengine.formats.matrix import PackedMatrix
 from ftengine.layers.attention import Attention
@@ -50,6 +50,7 @@ class Builder:
         self.loader = WeightLoader(options.source or open_source(checkpoint), options.progress)
         self.loader.expect_experts(config.num_hidden_layers, config.experts)
         self.executor = HostExecutor(ExpertPool())
+        self._banks = BankLoader(self.loader)
         self._layers: list[DecoderLayer] = []
         self._uploader = _uploader(options.device, self.dtype)
 
@@ -57,6 +58,7 @@ class Builder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._banks.close()
         self.loader.__exit__(kind, error, at)
 
     def norm(self, name: str) -> RmsNorm:
@@ -87,7 +89,7 @@ class Builder:
             layer, self.stacked(rows, config.hidden_size), config.experts, config.num_experts_per_tok, normalize
         )
         shape = ExpertShape(config.experts, config.hidden_size, intermediate)
-        self.executor.pool.add(layer, load_bank(self.loader, layer, shape))
+        self.executor.pool.add(layer, self._banks.load(layer, shape))
         if shared_intermediate is not None:
             shared = self.swiglu(f"{prefix}.shared_expert", shared_intermediate)
         return MoeLayer(router, self.executor, shared)
@@ -157,6 +159,7 @@ class Builder:
         norm = self.norm("norm")
         tied = tied_embeddings(checkpoint) and "lm_head.weight" not in self.loader
         head = Linear((embedding,)) if tied else self.linear("lm_head", config.vocab_size, config.hidden_size)
+        self._banks.finish()
         self.loader.finish()
         decoder = Decoder(
             vocab_size=config.vocab_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 
 from ftengine.core import Batch, CacheTensors
@@ -72,6 +73,7 @@ class NativeDecoder:
             batch.slot_mapping.numpy(),
             batch.state_slots.numpy(),
             batch.logits_rows.numpy(),
+            numpy.array([(one.row, one.tokens, one.slot) for one in batch.captures], dtype=numpy.int64).reshape(-1, 3),
             logits.numpy(),
             self._threads,
         )

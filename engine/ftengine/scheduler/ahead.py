@@ -6,10 +6,13 @@ the device: it can be queued behind that step and take them there. What holds th
 
 - At most two steps are under way: the one that is waited for and one ahead of it. Plans, preemption and prefill happen
   with none ahead, so a step ahead computes the same sequences in the same order, one token further each.
-- A sequence may end with the first of the two, by a stop token, a cancellation or a fault. Its row of the step ahead is
-  discarded: that wrote one position behind its tokens, in a page of its own that is not in the prefix tree, and its
-  state slot. Both are free at once, because whatever is launched or copied into them later comes later in the stream.
-- A snapshot is copied from a state as it is after a step that fills a page, so no step is launched ahead of its end.
+- A sequence may end with the first of the two, by a stop token or a cancellation. Its client hears of it at once; its
+  pages and its state stay until the step ahead has ended: that computed its last token, so the state is kept as it is.
+- After a fault its row of the step ahead is discarded: that wrote one position behind its tokens, in a page of its own
+  that is not in the prefix tree, and its state slot. Both are free at once, because whatever is launched or copied into
+  them later comes later in the stream.
+- An anchor in the middle of an answer is copied from the state, so no step is launched ahead of the end of the one
+  after which that is due.
 - The host changes no row of logits and draws no token itself. Where the device has to leave a token to the host after
   all (WIDE), the step ahead went on with another token: its row is discarded, its random number taken back, and the
   sequence begins anew from the prefix cache. That happens once a request: it is never launched ahead again.
@@ -43,8 +46,8 @@ def work_ahead(step: Step, scheduler: Scheduler, sampler: DeviceSampler, rows: i
 
     rows: the most that the model launches ahead.
     """
-    running = scheduler.running
-    alone = step.drawn is not None and not isinstance(step.pending, Exception) and not step.discarded
+    running = scheduler.computing
+    alone = step.drawn is not None and not isinstance(step.pending, Exception) and not step.discarded | step.parting
     if not alone or len(running) > rows or [item.sequence for item in step.work] != [job.sequence for job in running]:
         return []
     if not all(_goes_on(job, scheduler) and sampler.alone(job.sampling) for job in running):
@@ -58,5 +61,4 @@ def _goes_on(job: Job, scheduler: Scheduler) -> bool:
     """Unless its next token is a stop token."""
     sequence, cache = job.sequence, scheduler.cache
     decodes = sequence.status is SequenceStatus.DECODE and sequence.computed + 1 == len(sequence.tokens)
-    snapshot = cache.has_state and len(sequence.tokens) % cache.page_size == 0
-    return decodes and not snapshot and len(sequence.tokens) + 1 < job.length_limit
+    return decodes and not cache.keeps_next(sequence) and len(sequence.tokens) + 1 < job.length_limit

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from ftengine.core import Batch, Sequence
+from ftengine.cache.captures import Planned
+from ftengine.core import Batch, Capture, Sequence
 
 
 @dataclass(frozen=True)
@@ -15,11 +16,13 @@ class Work:
     """`tokens` query tokens of a sequence, from `start` on.
 
     ahead: tokens that a step under way computes. The token after those is not known yet.
+    captures: states to be kept in the middle of the step; their positions lie within its tokens.
     """
 
     sequence: Sequence
     tokens: int
     ahead: int = 0
+    captures: tuple[Planned, ...] = ()
 
     @property
     def start(self) -> int:
@@ -72,6 +75,11 @@ class BatchBuilder:
             slot_mapping=_integers(slots),
             state_slots=_integers([item.sequence.state_slot for item in work]),
             logits_rows=_integers(logits_rows),
+            captures=[
+                Capture(row, planned.position - item.start, planned.slot)
+                for row, item in enumerate(work)
+                for planned in item.captures
+            ],
         )
 
     def _pages(self, sequence: Sequence, count: int) -> numpy.ndarray:

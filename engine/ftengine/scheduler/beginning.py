@@ -30,6 +30,7 @@ class Beginning:
     dtype: Resolved[str]
     progress: Progress
     timeline: Timeline
+    wake: Callable[[], None] = lambda: None  # ends a wait of the step loop for frames; from any thread
 
 
 @dataclass(frozen=True)

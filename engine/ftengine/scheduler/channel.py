@@ -5,6 +5,7 @@ The thread is why the end of the front is noticed at once, whatever the step loo
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -19,25 +20,35 @@ class FrontGone(Exception):
     """The other end of the socket is closed."""
 
 
+class _Wake:
+    """Stands in the inbox for no message."""
+
+
+_WAKE = _Wake()
+
+
 class Channel:
     def __init__(self, connection: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
         """on_end: called in the reading thread when the front is gone or asked for the end, after that was queued."""
         self._connection = connection
         self._on_end = on_end
-        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | _Wake | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, name="frames", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def receive(self, *, wait: bool) -> list[ToEngine | None]:
-        """What has arrived; with `wait`, at least one. None stands for the end of the front."""
-        messages = [self._inbox.get()] if wait else []
-        while True:
-            try:
-                messages.append(self._inbox.get_nowait())
-            except queue.Empty:
-                return messages
+        """What has arrived; with `wait`, at least one, unless `wake` came first. None: the end of the front."""
+        found = [self._inbox.get()] if wait else []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._inbox.get_nowait())
+        return [message for message in found if not isinstance(message, _Wake)]
+
+    def wake(self) -> None:
+        """Ends a wait in `receive`, with no message. From any thread."""
+        self._inbox.put(_WAKE)
 
     def send(self, messages: Iterable[ToFront]) -> None:
         """All in one write. Raises FrontGone."""

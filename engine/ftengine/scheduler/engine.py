@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftengine.cache.sequences import SequenceCache
-from ftengine.core import FinishReason, Request, SamplingParams, SequenceStatus
+from ftengine.core import FinishReason, Request, SamplingParams, Sequence, SequenceStatus
 from ftengine.errors import FtError
 from ftengine.memory.gpu_errors import is_fatal, is_out_of_memory
 from ftengine.models.base import Deferred, Launching, Model, Pending
@@ -57,10 +57,16 @@ class Engine:
         self._next: Step | None = None  # launched ahead of the end of `_step`, or of its being begun
         self._ended = 0.0  # when the last step did
         self._leaving: list[Job] = []  # cancelled while a step computes for them
+        self._stalled = False  # the last plan was empty
 
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.jobs) or self._next is not None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing can be computed before a message comes, or a transfer of the cache ends."""
+        return self._stalled and self.has_work and self._next is None
 
     def submit(self, request: Request) -> list[Event]:
         """Queues the request, or says at once why it cannot be served."""
@@ -95,7 +101,7 @@ class Engine:
         admitted = self.scheduler.admit()
         for job in admitted:
             self.counters.admitted(job.sequence.prompt_length, job.sequence.cached)
-        return [Output(job.id, [], job.sequence.cached) for job in admitted]
+        return [Output(job.id, [], job.sequence.cached, reused=self.cache.reused(job.sequence)) for job in admitted]
 
     def step(self) -> list[Event]:
         """Computes one batch and samples."""
@@ -110,6 +116,7 @@ class Engine:
         if self._step is None:
             work = self.scheduler.plan(self.budget.tokens)
             self._step = self._begun(work, None) if work else None
+            self._stalled = not work
         if self._step is not None and self._ahead is not None and self.device_sampler is not None:
             work = work_ahead(self._step, self.scheduler, self.device_sampler, self._ahead.rows_ahead)
             self._next = self._begun(work, self._step.drawn) if work else None
@@ -146,7 +153,9 @@ class Engine:
         if work:
             self.budget.measured(step.prefilled, seconds)
             self.counters.stepped(len(work), step.prefilled, seconds)
-        return self._advance(work, dict(zip(step.sampling, choices, strict=True))) + self._let_go()
+        chosen = dict(zip(step.sampling, choices, strict=True))
+        self._part(step, {job.sequence for job, choice in chosen.items() if choice is None})
+        return self._advance(work, chosen) + self._let_go()
 
     def _advance(self, work: list[Work], chosen: dict[Job, Choice | None]) -> list[Event]:
         """What the step computed becomes the sequences' own. chosen: the next token where one was sampled."""
@@ -157,14 +166,24 @@ class Engine:
                 events.append(self._fail(job, "the model gave logits that are not numbers", keep=False))
                 continue
             item.sequence.computed += item.tokens
-            self.cache.commit(item.sequence)
             choice = chosen.get(job)
+            self.cache.commit(item.sequence, ending=choice is not None and self._ends(job, choice) is not None)
             if choice is not None:
                 events.append(self._append(job, choice))
                 if job.sampling.wide and self._discard(job):
                     job.sampling.take_back()
                     self.scheduler.restart(job)
         return events
+
+    def _part(self, step: Step, broken: set[Sequence]) -> None:
+        """Those that ended with the step before are released as this one, launched ahead of its end, has left them."""
+        for item in step.work:
+            sequence = item.sequence
+            if sequence in step.parting:
+                if sequence not in broken:
+                    sequence.computed += item.tokens
+                    self.cache.commit(sequence, ending=True)
+                self.scheduler.parted(sequence, keep=sequence not in broken, halfway=sequence in broken)
 
     def _discard(self, job: Job) -> bool:
         """What a step ahead computes for it is for nothing. Returns whether there is any."""
@@ -192,6 +211,11 @@ class Engine:
                 self.device_sampler.warm_up(torch.zeros(1, self.model.vocab_size, device=self.device_sampler.device))
         self.cache.clear()
         self.counters = Counters()
+
+    def close(self, seconds: float) -> None:
+        """What is worth it is written to disk, for at most that long. Nothing is to be computed afterwards."""
+        if self.cache.tiers is not None:
+            self.cache.tiers.close(seconds)
 
     def stats(self, *, layers: bool = False) -> dict[str, Any]:
         """layers: with the expert cache's numbers of each layer."""
@@ -222,22 +246,30 @@ class Engine:
                 return self._launching.launch(batch, tensors, sampler)
         return Deferred(lambda: sampler(self.model.forward(batch, tensors)))
 
+    def _ends(self, job: Job, choice: Choice) -> FinishReason | None:
+        """Why its next token is its last; None if it is not."""
+        if choice.token in job.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(job.sequence.tokens) + 1 >= job.length_limit else None
+
     def _append(self, job: Job, choice: Choice) -> Output:
-        sequence = job.sequence
+        sequence, reason = job.sequence, self._ends(job, choice)
         sequence.status = SequenceStatus.DECODE
         sequence.tokens.append(choice.token)
         self.counters.tokens.generated += 1
         logprobs = None if choice.logprob is None else [choice.logprob]
-        if choice.token in job.stop_ids:
-            return self._finish(job, FinishReason.STOP, [choice.token], logprobs)
-        if len(sequence.tokens) >= job.length_limit:
-            return self._finish(job, FinishReason.LENGTH, [choice.token], logprobs)
+        if reason is not None:
+            return self._finish(job, reason, [choice.token], logprobs)
         return Output(job.id, [choice.token], sequence.cached, logprobs=logprobs)
 
     def _finish(
         self, job: Job, reason: FinishReason, tokens: list[int], logprobs: list[TokenLogprob] | None = None
     ) -> Output:
-        self.scheduler.remove(job, halfway=self._discard(job))
+        if self._next is not None and self._next.computes(job.sequence):
+            self._next.parting.add(job.sequence)
+            self.scheduler.part(job)
+        else:
+            self.scheduler.remove(job)
         job.sequence.finish = reason
         if reason is FinishReason.CANCELLED:
             self.counters.requests.cancelled += 1
@@ -264,6 +296,8 @@ class Engine:
         if is_fatal(error) or isinstance(error, FtError):
             self.lost = Fatal(message, getattr(error, "next_step", ""))
             jobs = list(self.scheduler.jobs.values())
+        for sequence in step.parting:
+            self.scheduler.parted(sequence, halfway=True)
         self._leaving.clear()
         return [self._fail(job, message, halfway=True, overloaded=exhausted) for job in jobs]
 

@@ -18,7 +18,7 @@ from ftengine.experts.profile import LaneProfile, lane_profile
 from ftengine.experts.split import LaneCosts
 from ftengine.memory.gpu import ON_CPU
 from ftengine.memory.machine import usable_cpus
-from ftengine.memory.plan import gigabytes
+from ftengine.memory.sizes import gigabytes
 from ftengine.memory.vram import DevicePlan
 from ftengine.models.gpu.setup import Strategy
 from ftengine.models.gpu.strategy import Lanes, choose

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
     """Returns when the front is gone or sends Shutdown: None. Returns why when only a new process can go on computing;
-    the front has been told of the requests then. Sleeps while there is nothing to compute. Raises FrontGone.
+    the front has been told of the requests then. Sleeps while there is nothing to compute; a transfer of the prompt
+    cache that ends meanwhile wakes the channel. Raises FrontGone.
 
     What a step gave is sent while the next one computes on the device. On the CPU nothing computes until `finish`.
     """
@@ -33,7 +34,7 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
                 events = []
                 gc.collect()  # now, so that it is seldom due in the middle of work
             check(engine)
-        messages = channel.receive(wait=idle)
+        messages = channel.receive(wait=idle or engine.stalled)
         if idle:
             work_log.idle()
         for message in messages:
@@ -41,6 +42,7 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
                 return None
             events += tracing.take(message) if isinstance(message, Trace | StopTrace) else handle(engine, message)
         events += engine.admit()
+        work_log.admitted()
         engine.begin()
         if events:
             channel.send(events)

@@ -25,9 +25,15 @@ class Scheduler:
         self.waiting: list[Job] = []  # both lists by arrival
         self.running: list[Job] = []
         self.jobs: dict[str, Job] = {}
+        self.parting: list[Sequence] = []  # whose jobs are over, while a step still computes their last token
         self.preemptions = 0
         self._arrivals = itertools.count()
         self._blocked = False  # the first waiting did not fit, and nothing was released since
+
+    @property
+    def computing(self) -> list[Job]:
+        """Those that run and take part in steps."""
+        return [job for job in self.running if job.sequence.status is not SequenceStatus.RESTORING]
 
     def add(self, request: Request) -> Job:
         job = make_job(request, self.limits, next(self._arrivals))
@@ -36,21 +42,23 @@ class Scheduler:
         return job
 
     def admit(self) -> list[Job]:
-        """Moves waiting jobs to running, first come first, as long as slots and pages allow; returns the new ones."""
-        admitted: list[Job] = []
-        while self.waiting and len(self.running) < self.limits.max_running and not self._blocked:
+        """Moves waiting jobs to running, first come first, as long as slots and pages allow; returns those that are new
+        and have what the caches hold of them."""
+        admitted = self._restored()
+        while self.waiting and len(self.running) + len(self.parting) < self.limits.max_running and not self._blocked:
             job = self.waiting[0]
             # A page for each that runs, so that what is admitted now is not preempted at once.
             if not self.cache.admit(job.sequence, headroom=len(self.running)):
-                assert self.running, "a request that was accepted does not fit into an empty cache"
+                busy = self.running or self.parting or self.cache.copying
+                assert busy, "a request that was accepted does not fit into an empty cache"
                 self._blocked = True
                 break
             del self.waiting[0]
             bisect.insort(self.running, job, key=_arrival)
-            job.sequence.status = SequenceStatus.PREFILL
-            if not job.admitted:
-                job.admitted, job.sequence.cached = True, job.sequence.computed
-                admitted.append(job)
+            if self.cache.restoring(job.sequence):
+                job.sequence.status = SequenceStatus.RESTORING
+            else:
+                admitted += self._ready(job)
         return admitted
 
     def plan(self, prefill_tokens: int) -> list[Work]:
@@ -71,6 +79,19 @@ class Scheduler:
         """Its pages and state are of no use beyond what is cached: it waits, and computes the rest anew."""
         self._preempt(job, halfway=True)
 
+    def part(self, job: Job) -> None:
+        """The job is over, but a step that was launched computes one token more of it: see `parted`."""
+        del self.jobs[job.id]
+        self.running.remove(job)
+        self.parting.append(job.sequence)
+        job.sequence.status = SequenceStatus.FINISHED
+
+    def parted(self, sequence: Sequence, *, keep: bool = True, halfway: bool = False) -> None:
+        """That step has ended."""
+        self.parting.remove(sequence)
+        self.cache.release(sequence, keep=keep, halfway=halfway)
+        self._blocked = False
+
     def remove(self, job: Job, *, keep: bool = True, halfway: bool = False) -> None:
         """The job is over. keep, halfway: as in SequenceCache.release."""
         del self.jobs[job.id]
@@ -86,29 +107,58 @@ class Scheduler:
         """With no job: raises AssertionError if something is leaked; see SequenceCache.check_idle."""
         assert not self.waiting, "a job is lost"
         assert not self.running, "a job is lost"
+        assert not self.parting, "a sequence is lost"
         self.cache.check_idle()
 
     def check_integrity(self) -> None:
         """Raises AssertionError if anything is leaked; see SequenceCache.check_integrity."""
-        self.cache.check_integrity([job.sequence for job in self.running])
+        self.cache.check_integrity([job.sequence for job in self.running] + self.parting)
         assert len(self.jobs) == len(self.waiting) + len(self.running), "a job is lost"
 
     def _reserve(self, job: Job) -> bool:
-        """A page for the next token of `job`, by preempting younger ones; False if it has to go itself."""
+        """A page for the next token of `job`, by preempting younger ones; False if it has to go itself, or to sit out a
+        step because transfers of the cache hold what it needs."""
         while not self.cache.reserve(job.sequence, len(job.sequence.tokens)):
-            youngest = self.running[-1]
+            youngest = self.computing[-1]
+            if youngest is job and self.cache.copying:
+                return False
             self._preempt(youngest)
             if youngest is job:
                 return False
         return True
 
+    def _restored(self) -> list[Job]:
+        """Takes note of transfers that have ended."""
+        before, ready = self.cache.copying, []
+        for sequence, there in self.cache.tick():
+            job = self.jobs[sequence.request.id]
+            if there:
+                ready += self._ready(job)
+            else:
+                self._wait(job)
+        if self.cache.copying < before:
+            self._blocked = False
+        return ready
+
+    def _ready(self, job: Job) -> list[Job]:
+        """It can prefill now. Returns it if that is so for the first time."""
+        job.sequence.status = SequenceStatus.PREFILL
+        if job.admitted:
+            return []
+        job.admitted, job.sequence.cached = True, job.sequence.computed
+        return [job]
+
     def _preempt(self, job: Job, *, halfway: bool = False) -> None:
+        self.cache.release(job.sequence, halfway=halfway, below=False)
+        self._wait(job)
+        self.preemptions += 1
+
+    def _wait(self, job: Job) -> None:
+        """It holds nothing any more."""
         self.running.remove(job)
-        self.cache.release(job.sequence, halfway=halfway)
         job.sequence.status = SequenceStatus.WAITING
         bisect.insort(self.waiting, job, key=_arrival)
         self._blocked = False
-        self.preemptions += 1
 
     def _plan_prefill(self, tokens: int) -> list[Work]:
         """Half for the oldest, so that it gets on; the rest shortest first, so that they need not wait for it."""
@@ -122,19 +172,21 @@ class Scheduler:
         for job in others:
             chunk = self._chunk(job.sequence, left)
             if chunk > 0:
-                work.append(Work(job.sequence, chunk))
-                left -= chunk
+                work.append(self._work(job.sequence, chunk))
+                left -= work[-1].tokens
         chunk = self._chunk(oldest.sequence, min(half, oldest.remaining) + max(left, 0))
-        return [Work(oldest.sequence, chunk), *work]
+        return [self._work(oldest.sequence, chunk), *work]
+
+    def _work(self, sequence: Sequence, tokens: int) -> Work:
+        """With the states that are to be kept on the way."""
+        end, captures = self.cache.plan(sequence, sequence.computed + tokens)
+        return Work(sequence, end - sequence.computed, captures=captures)
 
     def _chunk(self, sequence: Sequence, room: int) -> int:
         """Tokens of the next chunk: up to `room`, ending at the prompt's end or at a page boundary."""
         length, page_size = len(sequence.tokens), self.cache.page_size
         end = min(sequence.computed + room, length)
-        boundary = self.cache.last_boundary(length)
-        if sequence.computed < boundary < end:
-            end = boundary
-        elif end < length:
+        if end < length:
             end = end // page_size * page_size
         return end - sequence.computed
 

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
-    """Raises FtError or MemoryError, with what is wrong and how much is missing."""
+def start(config: EngineConfig, progress: Progress, wake: Callable[[], None] = lambda: None) -> tuple[Engine, Ready]:
+    """wake: called from other threads when the step loop, should it sleep, has something to look at.
+
+    Raises FtError or MemoryError, with what is wrong and how much is missing.
+    """
     timeline = Timeline()
     with _asked(config) as gpu_found:
         import torch
@@ -54,7 +57,7 @@ def start(config: EngineConfig, progress: Progress) -> tuple[Engine, Ready]:
 
     def beginning(device: str) -> Beginning:
         dtype = resolve_dtype(config.dtype, device=device)
-        return Beginning(config, checkpoint, weights, sizes, threads, dtype, progress, timeline)
+        return Beginning(config, checkpoint, weights, sizes, threads, dtype, progress, timeline, wake)
 
     started = None
     if device.value != "cpu":

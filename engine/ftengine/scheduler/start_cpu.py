@@ -17,6 +17,7 @@ from ftengine.scheduler.beginning import Beginning, Started
 from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits
+from ftengine.scheduler.prompt_cache import open_below
 from ftengine.weights.ftw.advice import advice
 
 log = logging.getLogger(__name__)
@@ -50,11 +51,14 @@ def serve_on_cpu(begin: Beginning, model: Model, memory: Resolved[int]) -> Start
     begin.progress("warming up", 0.95)
     engine.warm_up()
     begin.timeline.mark("warm-up")
+    below = open_below(begin, engine.cache, model.cache_layout, plan.below, "cpu")
+    begin.timeline.mark("prompts")
     known = {
         "context_length": plan.context,
         "max_running": plan.max_running,
         "kv_tokens": plan.kv_tokens,
         "state_slots": plan.state_slots,
+        **below.facts(plan.cache_device),
         "prefill_chunk": resolve_prefill(begin.config),
         "memory_bytes": memory,
     }

@@ -24,7 +24,9 @@ from ftengine.memory import estimate, gpu_errors
 from ftengine.memory.folders import cache_folder
 from ftengine.memory.gpu import INIT_SECONDS, ON_CPU, Gpu, refuse_without_gpu, within
 from ftengine.memory.machine import available_memory
-from ftengine.memory.plan import check_banks, gigabytes
+from ftengine.memory.plan import check_banks, usable
+from ftengine.memory.prompts import Below, plan_below
+from ftengine.memory.sizes import gigabytes
 from ftengine.memory.vram import Demand, DevicePlan, budget, least_bytes, plan_device
 from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
@@ -34,6 +36,7 @@ from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits
 from ftengine.scheduler.lanes import LaneChoice, choose_lanes
+from ftengine.scheduler.prompt_cache import open_below
 from ftengine.scheduler.start_cpu import serve_on_cpu
 from ftengine.weights.ftw.advice import advice
 from ftengine.wire import Failed
@@ -44,8 +47,8 @@ LOADED, PREPARED, COMPILED = 0.6, 0.7, 0.95  # fractions of the start
 # Tokens of prompts computed before the first request, besides the largest step: numbers of both kinds that Triton
 # compiles separately, divisible by 16 and not.
 TURN_SECONDS = 1e-4  # of the interpreter, while a thread imports beside the reading of weights
-WARM_PROMPTS = (97, 512)
-COMPILED_PROMPTS = (2048,)  # whose kernels are compiled and not run: experts' tiles have a size for these lengths
+WARM_PROMPTS = (97,)
+COMPILED_PROMPTS = (512, 2048)  # whose kernels are compiled and not run: experts' tiles have a size for these lengths
 
 
 def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Resolved[str], Started | None]:
@@ -55,12 +58,15 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
     """
     demand = demand_of(begin)
     room = budget(begin.config, gpu.free)
-    if begin.config.device == "auto" and least_bytes(demand) > room.value:
-        return Resolved("cpu", _too_small(gpu, demand, room)), None
+    if begin.config.device == "auto" and least_bytes(demand, begin.config) > room.value:
+        return Resolved("cpu", _too_small(gpu, least_bytes(demand, begin.config), room)), None
     plan = plan_device(begin.config, demand, gpu.free)
-    check_banks(begin.sizes.banks, *available_memory())
+    memory = Resolved(*available_memory())
+    check_banks(begin.sizes.banks, memory.value, memory.reason)
+    left = usable(memory.value) - begin.sizes.banks
+    below = plan_below(begin.config, demand.token, demand.state, left, device=device.value)
     try:
-        return _load(begin, gpu, device, demand, plan)
+        return _load(begin, gpu, device, demand, plan, below)
     except FtError:
         raise
     except RuntimeError as error:
@@ -82,7 +88,7 @@ def demand_of(begin: Beginning) -> Demand:
 
 
 def _load(
-    begin: Beginning, gpu: Gpu, device: Resolved[str], demand: Demand, plan: DevicePlan
+    begin: Beginning, gpu: Gpu, device: Resolved[str], demand: Demand, plan: DevicePlan, below: Below
 ) -> tuple[Resolved[str], Started]:
     memory = Resolved(*available_memory())
     _use_gpu(begin, gpu, plan)
@@ -109,11 +115,11 @@ def _load(
     torch.set_num_threads(1)  # its threads would spin beside those that compute experts
     _trim(model.device)
     plan = plan_device(begin.config, _measured(demand, model, model.cache_layout), gpu.free)
-    started = _serve(begin, gpu, model, demand, plan)
+    started = _serve(begin, gpu, model, demand, plan, below)
     return device, dataclasses.replace(started, facts={**started.facts, "memory_bytes": memory})
 
 
-def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: DevicePlan) -> Started:
+def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: DevicePlan, below: Below) -> Started:
     config, progress, timeline = begin.config, begin.progress, begin.timeline
     progress("allocating the cache", LOADED)
     pages, slots = plan.kv_tokens.value // config.page_size, plan.state_slots.value
@@ -149,7 +155,10 @@ def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: 
     engine.warm_up()
     timeline.mark("warm-up")
     report(plan, demand, gpu, model.device)
-    return Started(engine, plan.context.value, plan.max_running.value, plan.kv_tokens.value, _facts(gpu, plan, lanes))
+    below = open_below(begin, engine.cache, model.cache_layout, below, where)
+    timeline.mark("prompts")
+    known = {**_facts(gpu, plan, lanes), **below.facts(plan.cache_device)}
+    return Started(engine, plan.context.value, plan.max_running.value, plan.kv_tokens.value, known)
 
 
 def warm_prefill(engine: Engine, lengths: Sequence[int]) -> None:
@@ -265,9 +274,9 @@ def _facts(gpu: Gpu, plan: DevicePlan, lanes: LaneChoice) -> dict[str, Resolved[
     }
 
 
-def _too_small(gpu: Gpu, demand: Demand, room: Resolved[int]) -> str:
+def _too_small(gpu: Gpu, least: int, room: Resolved[int]) -> str:
     return (
-        f"the {gpu.name} is too small: {gigabytes(least_bytes(demand))} are the least that this model needs there, "
+        f"the {gpu.name} is too small: {gigabytes(least)} are the least that this model needs there, "
         f"{gigabytes(room.value)} can be used ({room.reason})"
     )
 

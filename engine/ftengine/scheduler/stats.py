@@ -12,11 +12,13 @@ import msgspec
 
 from ftengine.cache.sequences import SequenceCache
 from ftengine.scheduler.expert_stats import ExpertStats, Idleness, LayerCounts, describe
+from ftengine.scheduler.prompt_stats import Fruitlessness, PromptStats, is_on, prompt_stats
+from ftengine.scheduler.prompt_stats import describe as describe_reuse
 from ftengine.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # raised when a field changes its meaning or goes; new fields may come without
+VERSION = 2  # raised when a field changes its meaning or goes; new fields may come without
 
 
 class RequestCounts(msgspec.Struct):
@@ -51,11 +53,11 @@ class CacheCounts(msgspec.Struct):
     pages_used: int = 0  # by running sequences
     pages_cached: int = 0  # kept for later requests only
     pages_free: int = 0
-    state_slots_total: int = 0
-    snapshots: int = 0
-    prefix_hits: int = 0  # requests admitted with at least one cached page
+    state_slots_total: int = 0  # of running sequences and anchors
+    anchors: int = 0
+    prefix_hits: int = 0  # requests admitted with at least one cached token
     page_evictions: int = 0
-    snapshot_evictions: int = 0
+    anchor_evictions: int = 0
 
 
 class EngineStats(msgspec.Struct):
@@ -65,6 +67,7 @@ class EngineStats(msgspec.Struct):
     tokens: TokenCounts
     steps: StepCounts
     cache: CacheCounts
+    prompts: PromptStats
     experts: ExpertStats | None  # None: the model has no cache of experts on a GPU
 
 
@@ -109,6 +112,7 @@ class Counters:
             tokens=self.tokens,
             steps=self._steps(prefill_budget),
             cache=self._cache(cache),
+            prompts=prompt_stats(cache, scheduler.limits.max_running),
             experts=experts,
         )
         values: dict[str, Any] = msgspec.to_builtins(stats)
@@ -138,10 +142,10 @@ class Counters:
             pages_cached=cache.tree.evictable,
             pages_free=cache.pages.free_count,
             state_slots_total=cache.slots.count,
-            snapshots=len(cache.tree.snapshots),
+            anchors=len(cache.tree.anchors),
             prefix_hits=self.prefix_hits,
             page_evictions=cache.tree.evictions,
-            snapshot_evictions=cache.snapshot_evictions,
+            anchor_evictions=cache.anchor_evictions,
         )
 
 
@@ -160,6 +164,7 @@ class WorkLog:
         self._seconds = seconds
         self._experts = experts
         self._idleness = Idleness()
+        self._fruitlessness = Fruitlessness()
         self._before: LayerCounts | None = None
         self._restart(time.monotonic())
 
@@ -175,12 +180,19 @@ class WorkLog:
             f"decode {(tokens.generated - self._generated) / elapsed:.1f} tok/s, "
             f"running {len(self._scheduler.running)}, waiting {len(self._scheduler.waiting)}, "
             f"KV pages {cache.pages_running} used and {cache.tree.evictable} cached "
-            f"of {cache.pages.count}, prefix cache gave {tokens.cached - self._cached} tokens"
+            f"of {cache.pages.count}, prompts reused {describe_reuse(cache.reuse.tiers, self._reused)}"
         )
         if found := self._of_experts(elapsed):
             text += f", {found}"
         self._restart(now)
         return text
+
+    def admitted(self) -> None:
+        """After requests may have been admitted: warns of a prompt cache that is of no use."""
+        cache = self._scheduler.cache
+        sentence = self._fruitlessness.check(cache.reuse)
+        if sentence is not None and is_on(cache, self._scheduler.limits.max_running):
+            log.warning("%s", sentence)
 
     def idle(self) -> None:
         """Time without work does not count as slow work."""
@@ -199,4 +211,5 @@ class WorkLog:
     def _restart(self, now: float) -> None:
         tokens = self._counters.tokens
         self._since = now
-        self._prefilled, self._generated, self._cached = tokens.prefilled, tokens.generated, tokens.cached
+        self._prefilled, self._generated = tokens.prefilled, tokens.generated
+        self._reused = dict(self._scheduler.cache.reuse.tiers)

@@ -29,11 +29,12 @@ class Step:
     pending: Pending[Choices] | Exception
     drawn: Drawn | None  # what the device samples
     discarded: set[Sequence] = field(default_factory=set)  # that ended, or begin anew, since the launch
+    parting: set[Sequence] = field(default_factory=set)  # that ended since: only their state is still awaited
 
     @property
     def live(self) -> list[Work]:
-        """What its end is still awaited for."""
-        return [item for item in self.work if item.sequence not in self.discarded]
+        """What its end gives a token to."""
+        return [item for item in self.work if item.sequence not in self.discarded | self.parting]
 
     def computes(self, sequence: Sequence) -> bool:
         return any(item.sequence is sequence for item in self.work) and sequence not in self.discarded

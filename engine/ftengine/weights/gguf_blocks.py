@@ -14,17 +14,15 @@ import numpy as np
 import torch
 
 from ftengine.errors import CheckpointError
-from ftengine.formats.format import BF16, F16, F32, MXFP4, NVFP4, Q4_0, Q8_0
+from ftengine.formats.format import MXFP4, NVFP4, Q8_0
 from ftengine.formats.matrix import QuantMatrix
+from ftengine.weights.gguf_kept import GROUP, KEPT
 from ftengine.weights.gguf_types import GgufType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-GROUP = {"Q8_0": 32, "Q4_0": 32, "MXFP4": 32, "NVFP4": 16}  # values that share a scale
-KEPT = {"F32": F32, "F16": F16, "BF16": BF16, "Q8_0": Q8_0, "Q4_0": Q4_0, "MXFP4": MXFP4, "NVFP4": NVFP4}
 E4M3_NAN = 0x7F  # which ggml reads as zero
-OTHERWISE = BF16  # types that no format of ours holds: their own error is many times what this rounding adds
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 INTEGERS = ("I8", "I16", "I32", "I64")
 

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from ftengine.errors import CheckpointError
-from ftengine.formats.format import ExpertLayout, Format
+from ftengine.formats.format import ExpertLayout
 from ftengine.formats.matrix import QuantMatrix
 from ftengine.weights.checkpoint import Checkpoint
-from ftengine.weights.gguf_blocks import GROUP, KEPT, OTHERWISE, kept, numbers, reorder_columns, reorder_rows
+from ftengine.weights.gguf_blocks import kept, numbers, reorder_columns, reorder_rows
 from ftengine.weights.gguf_header import GgufTensor
+from ftengine.weights.gguf_kept import GROUP, OTHERWISE, format_of, is_kept
 from ftengine.weights.gguf_layout import Change, Part, parts
 from ftengine.weights.gguf_model import open_gguf
 from ftengine.weights.ranges import Bytes
@@ -43,7 +44,7 @@ class GgufSource:
         self._files.close()
 
     def tensors(self) -> dict[str, TensorFacts]:
-        return {name: TensorFacts(part.shape, _format(part), part.nbytes) for name, part in self._parts.items()}
+        return {name: TensorFacts(part.shape, format_of(part), part.nbytes) for name, part in self._parts.items()}
 
     def plain(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         part = self._part(name)
@@ -53,7 +54,7 @@ class GgufSource:
         part = self._part(name)
         if len(part.shape) != 2:
             raise CheckpointError(f"{part.tensor.file}: {part.tensor.name} is not a matrix")
-        if not _is_kept(part):
+        if not is_kept(part):
             return QuantMatrix(OTHERWISE, *part.shape, self._values(part).to(torch.bfloat16))
         matrix = kept(self._read(part), part.tensor.type)
         if part.row_order is not None:
@@ -106,16 +107,3 @@ class GgufSource:
         out = np.empty(count, np.uint8)
         self._files.read(tensor.file, tensor.name, start, out)
         return out
-
-
-def _format(part: Part) -> Format:
-    return KEPT[part.tensor.type.name] if _is_kept(part) else OTHERWISE
-
-
-def _is_kept(part: Part) -> bool:
-    """Whether `matrix` gives the file's own codes: not where columns that share a scale would be torn apart, nor where
-    a second scale has no place in the format.
-    """
-    kind = part.tensor.type.name
-    torn = part.column_order is not None and part.column_order.size % GROUP.get(kind, 1) != 0
-    return kind in KEPT and not torn and (part.scale is None or kind == "NVFP4")

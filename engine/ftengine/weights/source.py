@@ -27,6 +27,14 @@ class TensorFacts:
     nbytes: int  # on disk, scales included
 
 
+class Described(Protocol):
+    """What weights are, without the weights themselves: what memory is planned with (memory/estimate.py)."""
+
+    def tensors(self) -> dict[str, TensorFacts]: ...
+
+    def expert_layout(self, layer: int) -> ExpertLayout | None: ...
+
+
 class WeightSource(Protocol):
     """Raises CheckpointError for whatever the files have wrong. Safe to call from several threads."""
 

@@ -32,10 +32,10 @@ def message(identity: str, model: str, usage: Usage) -> dict[str, Any]:
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """`input_tokens` leaves out what came from the cache."""
+    """The prompt in three parts: read from the cache, written to it, and neither."""
     return {
-        "input_tokens": usage.prompt - usage.cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.prompt - usage.cached - usage.kept,
+        "cache_creation_input_tokens": usage.kept,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.output,
     }

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from ftengine.api.body import check_depth
 from ftengine.api.generate import Job
 from ftengine.api.sampling import Count, SamplingFields
+from ftengine.api.sessions import ATTRIBUTION, Caller
 from ftengine.api.settings import Limits
 from ftengine.api.translate import Notes, block_type, placeholder, schema_field, text_field, tool_name
 from ftengine.conversation import (
@@ -31,7 +32,6 @@ from ftengine.conversation import (
 )
 from ftengine.errors import BadRequest
 
-BILLING = "x-anthropic-billing-header:"  # a block that changes with each request and would spoil the prefix cache
 _ROLES = ("user", "assistant", "system")
 
 
@@ -68,14 +68,16 @@ class MessagesRequest(SamplingFields, kw_only=True, frozen=True):
     thinking: ThinkingIn | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    metadata: Any = None  # read by sessions.claude_caller, of any type
 
 
-def job(body: MessagesRequest, stops: tuple[str, ...], limits: Limits, notes: Notes) -> Job:
+def job(body: MessagesRequest, caller: Caller, stops: tuple[str, ...], limits: Limits, notes: Notes) -> Job:
     """Raises BadRequest."""
     choice = body.tool_choice
     return Job(
         source=conversation(body, limits, notes),
         sampling=body,
+        caller=caller,
         max_tokens=body.max_tokens,
         stops=stops,
         one_call=bool(choice and choice.disable_parallel_tool_use),
@@ -86,7 +88,8 @@ def conversation(body: MessagesRequest, limits: Limits, notes: Notes) -> Convers
     """Raises BadRequest."""
     messages: list[Message] = []
     system = _blocks(body.system, "system", notes)
-    kept = tuple(part for part in system if not (isinstance(part, Text) and part.text.startswith(BILLING)))
+    # The attribution may change with each request and would spoil the prompt cache.
+    kept = tuple(part for part in system if not (isinstance(part, Text) and part.text.startswith(ATTRIBUTION)))
     if kept:
         messages.append(Message("system", kept))
     for index, message in enumerate(body.messages):

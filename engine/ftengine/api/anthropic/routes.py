@@ -13,6 +13,7 @@ from ftengine.api.anthropic.stream import MessageStream
 from ftengine.api.body import read
 from ftengine.api.front import Front
 from ftengine.api.http import json_response, while_connected
+from ftengine.api.sessions import claude_caller
 from ftengine.api.translate import Notes
 
 
@@ -28,7 +29,8 @@ def routes(front: Front) -> list[Route]:
     async def messages(request: Request) -> Response:
         body = await checked(request)
         call, notes = front.call("messages", request), Notes()
-        wanted = job(body, front.stops(body.stop_sequences, "stop_sequences"), limits, notes)
+        caller = claude_caller(request.headers, body.metadata, body.system)
+        wanted = job(body, caller, front.stops(body.stop_sequences, "stop_sequences"), limits, notes)
         call.notes(notes.lines())
         model = front.settings.served_name
         if body.stream:

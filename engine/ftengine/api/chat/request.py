@@ -93,6 +93,8 @@ class ChatRequest(SamplingFields, kw_only=True, frozen=True):
     top_logprobs: TopCount | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_key: Any = None  # read by sessions.openai_caller, of any type, as is the next
+    user: Any = None
 
 
 def conversation(body: ChatRequest, limits: Limits, notes: Notes) -> Conversation:

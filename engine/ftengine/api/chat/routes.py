@@ -13,6 +13,7 @@ from ftengine.api.chat.request import ChatRequest, conversation
 from ftengine.api.chat.stream import ChatStream
 from ftengine.api.front import Front
 from ftengine.api.generate import Job
+from ftengine.api.sessions import Caller, openai_caller
 from ftengine.api.translate import Notes
 from ftengine.conversation import Conversation
 
@@ -28,7 +29,8 @@ def routes(front: Front) -> list[Route]:
         call, notes = front.call("chat", request), Notes()
         source = conversation(body, limits, notes)
         call.notes(notes.lines())
-        jobs = _jobs(front, body, source)
+        caller = openai_caller(request.headers, body.prompt_cache_key, body.user)
+        jobs = _jobs(front, body, source, caller)
         freeform = frozenset(tool.name for tool in source.tools if tool.freeform)
         token_text = front.generator.token_text
         if not body.stream:
@@ -51,11 +53,12 @@ def routes(front: Front) -> list[Route]:
     return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
 
 
-def _jobs(front: Front, body: ChatRequest, source: Conversation) -> list[Job]:
+def _jobs(front: Front, body: ChatRequest, source: Conversation, caller: Caller) -> list[Job]:
     return [
         Job(
             source=source,
             sampling=body,
+            caller=caller,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             stops=front.stops(body.stop, "stop"),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,

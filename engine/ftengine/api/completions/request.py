@@ -24,6 +24,8 @@ class CompletionRequest(SamplingFields, kw_only=True, frozen=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     suffix: str | None = None
+    prompt_cache_key: Any = None  # read by sessions.openai_caller, of any type, as is the next
+    user: Any = None
 
 
 def prompts(body: CompletionRequest, limits: Limits) -> list[str | list[int]]:

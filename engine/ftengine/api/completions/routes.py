@@ -15,6 +15,7 @@ from ftengine.api.completions.encode import CompletionStream, whole
 from ftengine.api.completions.request import DEFAULT_TOKENS, CompletionRequest, prompts
 from ftengine.api.front import Front
 from ftengine.api.generate import Job
+from ftengine.api.sessions import openai_caller
 
 
 def routes(front: Front) -> list[Route]:
@@ -26,10 +27,12 @@ def routes(front: Front) -> list[Route]:
         given, count = prompts(body, limits), body.n or 1
         front.check_choices(len(given) * count, "n")
         stops = front.stops(body.stop, "stop")
+        caller = openai_caller(request.headers, body.prompt_cache_key, body.user)
         jobs = [
             Job(
                 source=prompt,
                 sampling=body,
+                caller=caller,
                 max_tokens=body.max_tokens or DEFAULT_TOKENS,
                 stops=stops,
                 logprobs=body.logprobs,

@@ -37,6 +37,8 @@ class ResponsesRequest(SamplingFields, kw_only=True, frozen=True):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    prompt_cache_key: Any = None  # read by sessions.openai_caller, of any type, as is the next
+    user: Any = None
 
 
 def input_items(body: ResponsesRequest) -> list[Any]:

@@ -13,6 +13,7 @@ from ftengine.api.generate import Job
 from ftengine.api.responses.output import ResponseFrame, whole
 from ftengine.api.responses.request import ResponsesRequest, conversation, input_items
 from ftengine.api.responses.stream import ResponseStream
+from ftengine.api.sessions import openai_caller
 from ftengine.api.translate import Notes
 
 
@@ -30,6 +31,7 @@ def routes(front: Front) -> list[Route]:
         job = Job(
             source=source,
             sampling=body,
+            caller=openai_caller(request.headers, body.prompt_cache_key, body.user),
             max_tokens=body.max_output_tokens,
             one_call=body.parallel_tool_calls is False,
         )

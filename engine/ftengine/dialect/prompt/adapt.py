@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ftengine.dialect.control import ControlTokens
 from ftengine.dialect.prompt.capabilities import Capabilities
 from ftengine.dialect.prompt.turns import Call, Turn
 
@@ -29,26 +30,30 @@ def with_user(turns: list[Turn]) -> list[Turn]:
     return [*turns[:start], Turn("user", "Go on."), *turns[start:]]
 
 
-def as_messages(turns: list[Turn], capabilities: Capabilities) -> list[dict[str, Any]]:
-    """In the form that templates read."""
-    return [_message(turn, capabilities) for turn in turns]
+def as_messages(turns: list[Turn], capabilities: Capabilities, control: ControlTokens) -> list[dict[str, Any]]:
+    """In the form that templates read, all that is content guarded."""
+    return [_message(turn, capabilities, control) for turn in turns]
 
 
-def _message(turn: Turn, capabilities: Capabilities) -> dict[str, Any]:
-    text, reasoning = turn.text, turn.reasoning
+def _message(turn: Turn, capabilities: Capabilities, control: ControlTokens) -> dict[str, Any]:
+    text, reasoning, guard = turn.text, turn.reasoning, control.guard_text
     if text and reasoning and turn.calls and not capabilities.text_beside_reasoning:
         text, reasoning = "", f"{reasoning}\n\n{text}"
-    message: dict[str, Any] = {"role": turn.role, "content": text}
+    message: dict[str, Any] = {"role": turn.role, "content": guard(text)}
     if reasoning:
-        message[capabilities.reasoning_key] = reasoning
+        message[capabilities.reasoning_key] = guard(reasoning)
     if turn.calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "id": guard(call.id),
+                "type": "function",
+                "function": {"name": guard(call.name), "arguments": control.guard(call.arguments)},
+            }
             for call in turn.calls
         ]
     if turn.answers is not None:
-        message["tool_call_id"] = turn.answers.id
-        message["name"] = turn.answers.name
+        message["tool_call_id"] = guard(turn.answers.id)
+        message["name"] = guard(turn.answers.name)
     return message
 
 

@@ -18,7 +18,7 @@ def render_parts(parts: Iterable[Part | ToolReference], toolbox: Toolbox) -> str
             pieces.append(placeholder(part))
         elif isinstance(part, ToolReference):
             pieces.append(toolbox.introduce(part.name))
-    return "\n".join(piece for piece in pieces if piece)
+    return pieces[0] if len(pieces) == 1 else "\n".join(filter(None, pieces))
 
 
 def placeholder(image: Image) -> str:

@@ -14,10 +14,9 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from ftengine.dialect.prompt.sandbox import (
-    JOIN,
+    BOUNDS,
     MAX_CHARACTERS,
     MAX_SECONDS,
-    STEP,
     BoundedEnvironment,
     Bounds,
     GenerationTag,
@@ -44,12 +43,11 @@ class ChatTemplate:
     def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Raises TemplateRefused."""
         bounds = Bounds(self._seconds)
-        names = {**self._variables, **variables, STEP: bounds.step, JOIN: bounds.join, "messages": messages}
+        names = {**self._variables, **variables, BOUNDS: bounds, "messages": messages}
         parts: list[str] = []
         size = 0
         try:
             for part in self._template.generate(**names):
-                bounds.step()
                 parts.append(part)
                 size += len(part)
                 if size > MAX_CHARACTERS:

@@ -19,6 +19,7 @@ from ftengine.dialect.tools import Toolbox
 
 NO_RESULT = "(no result: the call did not finish)"
 SILENT_FAILURE = "The tool failed and said nothing."
+_REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]+")
@@ -121,9 +122,7 @@ def _results_and_text(message: Message, toolbox: Toolbox) -> list[_Item]:
     for part in message.parts:
         if isinstance(part, ToolResult):
             text = render_parts(part.content, toolbox)
-            results.append(
-                _Result(part.call_id, text or ("The tool failed and said nothing." if part.is_error else ""))
-            )
+            results.append(_Result(part.call_id, text or (SILENT_FAILURE if part.is_error else "")))
         else:
             rest.append(part)
     text = render_parts(rest, toolbox)
@@ -147,7 +146,9 @@ def _settle(group: list[_Item], more_follows: bool) -> list[Turn]:
             turns.append(Turn("tool", result.text if result else NO_RESULT, answers=call))
     matched = {id(result) for result in found.values()}
     for item in rest:
-        if isinstance(item, Turn):
+        if isinstance(item, Turn) and turns and turns[-1].role == "tool" and _only_reminders(item.text):
+            turns[-1].text = _joined(turns[-1].text, item.text)
+        elif isinstance(item, Turn):
             turns.append(item)
         elif isinstance(item, _Result) and id(item) not in matched:
             turns.append(Turn("user", f"Result of a tool call that is not part of this conversation:\n{item.text}"))
@@ -156,15 +157,29 @@ def _settle(group: list[_Item], more_follows: bool) -> list[Turn]:
     return turns
 
 
+def _only_reminders(text: str) -> bool:
+    """What Claude Code says beside results. As the user's turn it would be a question, and templates that show earlier
+    rounds without reasoning would then change all that went before."""
+    rest = text.strip()
+    if not rest:
+        return False
+    while rest:
+        end = rest.find(_REMINDER_END)
+        if not rest.startswith(_REMINDER) or end < 0:
+            return False
+        rest = rest[end + len(_REMINDER_END) :].lstrip()
+    return True
+
+
 def _match(calls: list[Call], results: list[_Result]) -> dict[int, _Result]:
     """Call position to its result: by id, clients having dropped some characters of it; without id by order."""
     by_id: defaultdict[str, deque[int]] = defaultdict(deque)
     for position, call in enumerate(calls):
-        by_id[_bare(call.id)].append(position)
+        by_id[bare(call.id)].append(position)
     in_order = deque(range(len(calls)))
     found: dict[int, _Result] = {}
     for result in results:
-        wanted = _bare(result.call_id)
+        wanted = bare(result.call_id)
         candidates = by_id[wanted] if wanted else in_order
         while candidates and candidates[0] in found:
             candidates.popleft()
@@ -173,8 +188,9 @@ def _match(calls: list[Call], results: list[_Result]) -> dict[int, _Result]:
     return found
 
 
-def _bare(call_id: str) -> str:
-    return _NOT_ALPHANUMERIC.sub("", call_id)
+def bare(call_id: str) -> str:
+    """What all clients leave of an id."""
+    return call_id if call_id.isascii() and call_id.isalnum() else _NOT_ALPHANUMERIC.sub("", call_id)
 
 
 def _append_block(turns: list[Turn], block: _Block) -> None:

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.mixers import DeltaNet
+from ftengine.kernels.triton.captures import Captures
 from ftengine.kernels.triton.launch import PDL, launch_options, start_next, wait_for_previous
-from ftengine.kernels.triton.portable import silu, softplus
+from ftengine.kernels.triton.portable import bound, silu, softplus
 
 TOKEN_BLOCK = 32
 
@@ -38,10 +39,12 @@ def convolve(
     fresh: bool,
     heads: tuple[int, int, int, int],
     dtype: torch.dtype,
+    captures: Captures,
 ) -> DeltaInputs:
     """Rows row..row + length of projected, float32 or activations [T, C + Nv * Dv + 2 Nv].
 
-    windows: float32 [slots, W - 1, C]; `slot` of it is read, as zeros if `fresh`, and moved on by the chunk.
+    windows: float32 [slots, W - 1, C]; `slot` of it is read, as zeros if `fresh`, and moved on by the chunk. What it
+    would be at the captures is written to their slots.
     heads: Nk, Nv, Dk, Dv. dtype: of queries, keys and values.
     """
     key_heads, value_heads, key_dim, value_dim = heads
@@ -51,7 +54,7 @@ def convolve(
     decay, rate = (torch.empty(length, value_heads, dtype=torch.float32, device=device) for _ in range(2))
     _convolve[(2 * key_heads + value_heads, triton.cdiv(length, TOKEN_BLOCK))](
         projected, projected.stride(0), row, length, layer.taps, layer.decay_scale, layer.decay_bias, windows, slot,
-        int(fresh), query, key, value, decay, rate,
+        int(fresh), captures.places, captures.count, query, key, value, decay, rate,
         KEY_HEADS=key_heads, VALUE_HEADS=value_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, TAPS=len(layer.taps),
         CHANNELS=windows.shape[2], BLOCK=triton.next_power_of_2(max(key_dim, value_dim)), TOKENS=TOKEN_BLOCK, PDL=PDL,
         num_warps=4, **launch_options(),
@@ -70,15 +73,15 @@ def gated_norm(layer: DeltaNet, core: torch.Tensor, projected: torch.Tensor, row
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["row", "length", "slot", "fresh"])
+@triton.jit(do_not_specialize=["row", "length", "slot", "fresh", "count"], do_not_specialize_on_alignment=["captures"])
 def _convolve(
-    projected, row_stride, row, length, taps, decay_scale, decay_bias, windows, slot, fresh, query, key, value, decay,
-    rate,
+    projected, row_stride, row, length, taps, decay_scale, decay_bias, windows, slot, fresh, captures, count, query,
+    key, value, decay, rate,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS rows of one head of queries, keys or values. The first rows' program also moves the window on: no other
-    reads it."""
+    """TOKENS rows of one head of queries, keys or values. The first rows' program also keeps windows and moves the
+    sequence's on: no other reads it."""
     head, tile = tl.program_id(0), tl.program_id(1)
     wait_for_previous(PDL)
     start_next(PDL)
@@ -101,12 +104,12 @@ def _convolve(
         total += found * tl.load(taps + tap * CHANNELS + channel, inside, 0.0)[None, :]
     total = silu(total)
     if tile == 0:
+        for number in range(bound(count)):
+            end = tl.load(captures + 2 * number)
+            to = windows + tl.load(captures + 2 * number + 1).to(tl.int64) * ((TAPS - 1) * CHANNELS)
+            _keep_window(to, end, source, row_stride, window, fresh, channel, inside, TAPS, CHANNELS)
         tl.debug_barrier()  # all threads have read the window
-        for tap in tl.static_range(TAPS - 1):
-            last = length - (TAPS - 1) + tap
-            newer = tl.load(source + tl.cast(last, tl.int64) * row_stride + channel, inside & (last >= 0), 0.0)
-            older = tl.load(window + (length + tap) * CHANNELS + channel, inside & (last < 0) & (fresh == 0), 0.0)
-            tl.store(window + tap * CHANNELS + channel, newer + older, inside)
+        _keep_window(window, length, source, row_stride, window, fresh, channel, inside, TAPS, CHANNELS)
 
     mask = real[:, None] & inside[None, :]
     if head >= 2 * KEY_HEADS:
@@ -124,6 +127,19 @@ def _convolve(
             tl.store(query + place + head * KEY_DIM, total, mask)
         else:
             tl.store(key + place + (head - KEY_HEADS) * KEY_DIM, total, mask)
+
+
+@triton.jit
+def _keep_window(
+    to, end, source, row_stride, window, fresh, channel, inside, TAPS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """The inputs before row `end` of source. Where that is the old window itself, each place is read before a later
+    one is written there."""
+    for tap in tl.static_range(TAPS - 1):
+        last = end - (TAPS - 1) + tap
+        newer = tl.load(source + tl.cast(last, tl.int64) * row_stride + channel, inside & (last >= 0), 0.0)
+        older = tl.load(window + (end + tap) * CHANNELS + channel, inside & (last < 0) & (fresh == 0), 0.0)
+        tl.store(to + tap * CHANNELS + channel, newer + older, inside)
 
 
 @triton.jit(do_not_specialize=["row"])

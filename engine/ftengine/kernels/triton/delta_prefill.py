@@ -1,6 +1,6 @@
 """Gated DeltaNet over chunks of sequences (layers/gated_delta_net.py).
 
-The delta rule itself is `fla-core`'s chunked kernel (https://github.com/fla-org/flash-linear-attention) for long
+The delta rule itself is `fla-core`'s chunked kernels (https://github.com/fla-org/flash-linear-attention) for long
 chunks in 16 bits; short chunks, float32, and systems without that library take the recurrence token by token, exact,
 with the state in registers. Nothing waits for the device: what is said of the chunks lies on the host.
 """
@@ -12,22 +12,24 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from ftengine.kernels.mixers import DeltaNet
+from ftengine.kernels.triton.captures import Captures, keep_states, no_captures
 from ftengine.kernels.triton.conv import DeltaInputs, convolve, gated_norm
 from ftengine.kernels.triton.launch import PDL, launch_options, start_next, wait_for_previous
+from ftengine.kernels.triton.library_parts import only_parts_of
 from ftengine.kernels.triton.portable import bound
 
 log = logging.getLogger("ftengine.delta_prefill")
 
-CHUNKED_FROM = 64  # tokens; also one whole chunk of the library's, whose kernels' settings then depend on no length
+CHUNK = 64  # tokens of the library's chunks; from one whole chunk on its kernels' settings depend on no length
 WARM_UP_TOKENS = 2048
 COLUMNS = 16  # of a state in one program of the recurrence
+PARTS_OF_FLA = ("ops", "ops.common", "ops.gated_delta_rule", "modules")  # packages whose modules are used, not they
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Chunk:
     length: int
     slot: int  # of its window and state
     fresh: bool  # the sequence begins: they count as zeros whatever they hold
+    captures: Captures | None = None
 
 
 def delta_prefill(
@@ -51,7 +54,8 @@ def delta_prefill(
     """The first call with each number and size of heads takes a while on a GPU; none after it compiles anything.
 
     projected: float32 or activations [T, C + Nv * Dv + 2 Nv], any row stride: channels, gate, rate and decay inputs.
-    windows: float32 [slots, W - 1, C], states: float32 [slots, Nv, Dk, Dv]; read and written at the chunks' slots.
+    windows: float32 [slots, W - 1, C], states: float32 [slots, Nv, Dk, Dv]; read and written at the chunks' slots,
+    written at their captures', which are none of the chunks'. Captures change nothing else, no bit of it.
     chunks: of any length and in any order. out: [T, Nv * Dv] activations; the chunks' rows are written.
     """
     _, value_heads, key_dim, value_dim = states.shape
@@ -60,38 +64,46 @@ def delta_prefill(
     for chunk in chunks:
         if chunk.length == 0:
             continue
-        state = states[chunk.slot]
+        captures = chunk.captures or no_captures(states.device)
         if chunk.fresh:
-            state.zero_()
-        inputs = convolve(layer, projected, chunk.row, chunk.length, windows, chunk.slot, chunk.fresh, heads, out.dtype)
-        core = delta_rule(inputs, state)
+            states[chunk.slot].zero_()
+        inputs = convolve(
+            layer, projected, chunk.row, chunk.length, windows, chunk.slot, chunk.fresh, heads, out.dtype, captures
+        )
+        core = delta_rule(inputs, states, chunk.slot, captures)
         gated_norm(layer, core, projected, chunk.row, out)
 
 
-def delta_rule(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
-    """Over T tokens of one sequence: state float32 [Nv, Dk, Dv] is written, [T, Nv, Dv] returned, of values' dtype."""
+def delta_rule(inputs: DeltaInputs, states: torch.Tensor, slot: int, captures: Captures) -> torch.Tensor:
+    """Over T tokens of one sequence: [T, Nv, Dv] of values' dtype. states: as of `delta_prefill`."""
     dtype, device = inputs.key.dtype, inputs.key.device
-    chunked = _prepared(inputs.key.shape[1], *state.shape, dtype, device) if device.type == "cuda" else None
-    if chunked is None or len(inputs.key) < CHUNKED_FROM:
-        return _recurrence(inputs, state)
-    return _chunked(chunked, inputs, state)
+    chunked = _prepared(inputs.key.shape[1], *states.shape[1:], dtype, device) if device.type == "cuda" else None
+    if chunked is None or len(inputs.key) < CHUNK:
+        return _recurrence(inputs, states, slot, captures)
+    return _chunked(chunked, inputs, states, slot, captures)
+
+
+# Of the library, over T tokens from state float32 [Nv, Dk, Dv] on: [T, Nv, Dv] of values' dtype, each token's
+# correction likewise (what it adds to the state along its key), the state after them.
+Rule = Callable[[DeltaInputs, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 @functools.cache
 def _prepared(
     key_heads: int, value_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device
-) -> Callable[..., Any] | None:
+) -> Rule | None:
     """The library's rule if it takes such heads: its kernels' settings are timed here, at a length that is worth it,
-    since it does so at the first call of all. The recurrence is compiled besides."""
+    since it does so at the first call of all. What goes with it is compiled besides."""
     query, key = (torch.zeros(WARM_UP_TOKENS, key_heads, key_dim, dtype=dtype, device=device) for _ in range(2))
     value = torch.zeros(WARM_UP_TOKENS, value_heads, value_dim, dtype=dtype, device=device)
     decay, rate = (torch.zeros(WARM_UP_TOKENS, value_heads, device=device) for _ in range(2))
-    state = torch.zeros(value_heads, key_dim, value_dim, device=device)
-    few = slice(0, 1)
-    _recurrence(DeltaInputs(query[few], key[few], value[few], decay[few], rate[few]), state)
+    states = torch.zeros(1, value_heads, key_dim, value_dim, device=device)
+    few, none = slice(0, 1), no_captures(device)
+    _recurrence(DeltaInputs(query[few], key[few], value[few], decay[few], rate[few]), states, 0, none)
     chunked = _library() if dtype != torch.float32 and 64 <= key_dim <= 256 else None
     if chunked is not None:
-        _chunked(chunked, DeltaInputs(query, key, value, decay, rate), state)
+        _chunked(chunked, DeltaInputs(query, key, value, decay, rate), states, 0, none)
+        keep_states(key, decay, value, states[0], states, none)
     return chunked
 
 
@@ -108,41 +120,60 @@ def load_library() -> None:
         log.debug("fla-core cannot be imported", exc_info=True)
 
 
-def _chunked(rule: Callable[..., Any], inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
-    one = (part.unsqueeze(0) for part in (inputs.query, inputs.key, inputs.value, inputs.decay, inputs.rate))
-    core, final = rule(*one, initial_state=state.unsqueeze(0), output_final_state=True)
-    state.copy_(final[0])
-    return core[0]  # type: ignore[no-any-return]
+def _chunked(rule: Rule, inputs: DeltaInputs, states: torch.Tensor, slot: int, captures: Captures) -> torch.Tensor:
+    core, corrections, final = rule(inputs, states[slot])
+    if captures.count:
+        keep_states(inputs.key, inputs.decay, corrections, states[slot], states, captures)
+    states[slot].copy_(final)
+    return core
 
 
 @functools.cache
-def _library() -> Callable[..., Any] | None:
+def _library() -> Rule | None:
+    """The steps of its `chunk_gated_delta_rule`, which does not give away the corrections."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), only_parts_of("fla", PARTS_OF_FLA):
             warnings.simplefilter("ignore")
-            from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+            from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_h
+            from fla.ops.common.chunk_o import chunk_fwd_o
+            from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
+            from fla.ops.utils import chunk_local_cumsum
+            from fla.ops.utils.constant import RCP_LN2
     except ImportError:
-        log.warning("prefill of Gated DeltaNet layers is slower than it could be: pip install fla-core")
+        log.warning("prefill of Gated DeltaNet layers is slower than it could be: pip install 'fla-core>=0.6,<0.7'")
         return None
-    return chunk_gated_delta_rule  # type: ignore[no-any-return]
+
+    def rule(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        parts = (inputs.query, inputs.key, inputs.value, inputs.decay, inputs.rate)
+        q, k, v, g, beta = (part.unsqueeze(0) for part in parts)
+        g = chunk_local_cumsum(g, chunk_size=CHUNK, scale=RCP_LN2)
+        w, u, _ = chunk_gated_delta_rule_fwd_intra(k=k, v=v, g=g, beta=beta, chunk_size=CHUNK)
+        h, corrections, final = chunk_gated_delta_rule_fwd_h(
+            k=k, w=w, u=u, g=g, initial_state=state.unsqueeze(0), output_final_state=True, chunk_size=CHUNK
+        )
+        core = chunk_fwd_o(q=q, k=k, v=corrections, h=h, g=g, scale=k.shape[-1] ** -0.5, chunk_size=CHUNK)
+        return core[0], corrections[0], final[0]
+
+    return rule
 
 
-def _recurrence(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
+def _recurrence(inputs: DeltaInputs, states: torch.Tensor, slot: int, captures: Captures) -> torch.Tensor:
     core = torch.empty_like(inputs.value)
     length, key_heads, key_dim = inputs.key.shape
     value_heads, value_dim = core.shape[1:]
     columns = min(COLUMNS, triton.next_power_of_2(value_dim))
     _delta_rule[(triton.cdiv(value_dim, columns), value_heads)](
-        inputs.query, inputs.key, inputs.value, inputs.decay, inputs.rate, state, core, length, key_dim**-0.5,
+        inputs.query, inputs.key, inputs.value, inputs.decay, inputs.rate, states, slot, captures.places,
+        captures.count, core, length, key_dim**-0.5,
         KEY_HEADS=key_heads, VALUE_HEADS=value_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         KEY_BLOCK=triton.next_power_of_2(key_dim), VALUE_BLOCK=columns, PDL=PDL, num_warps=1, **launch_options(),
     )  # fmt: skip
     return core
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["slot", "count", "length"], do_not_specialize_on_alignment=["captures"])
 def _delta_rule(
-    queries, keys, values, decays, rates, states, core, length, scale,
+    queries, keys, values, decays, rates, states, slot, captures, count, core, length, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -153,8 +184,10 @@ def _delta_rule(
     wait_for_previous(PDL)
     start_next(PDL)
     tile = states + (head * KEY_DIM + row)[:, None] * VALUE_DIM + column[None, :]
+    own = tile + tl.cast(slot, tl.int64) * (VALUE_HEADS * KEY_DIM * VALUE_DIM)
     inside = in_row[:, None] & in_column[None, :]
-    state = tl.load(tile, inside, 0.0)
+    state = tl.load(own, inside, 0.0)
+    kept, keep_after = 0, tl.load(captures, count > 0, 0)
     key_at = (head // (VALUE_HEADS // KEY_HEADS)) * KEY_DIM + row
     value_at = head * VALUE_DIM + column
     query = tl.load(queries + key_at, in_row, 0.0)
@@ -175,4 +208,9 @@ def _delta_rule(
         found = tl.sum(query.to(tl.float32)[:, None] * state, 0) * scale
         tl.store(core + tl.cast(token, tl.int64) * (VALUE_HEADS * VALUE_DIM) + value_at, found, in_column)
         query, key, value, decay, rate = next_query, next_key, next_value, next_decay, next_rate
-    tl.store(tile, state, inside)
+        while keep_after == token + 1:
+            to = tl.load(captures + 2 * kept + 1).to(tl.int64)
+            tl.store(tile + to * (VALUE_HEADS * KEY_DIM * VALUE_DIM), state, inside)
+            kept += 1
+            keep_after = tl.load(captures + 2 * kept, kept < count, 0)
+    tl.store(own, state, inside)

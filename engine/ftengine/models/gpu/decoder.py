@@ -150,15 +150,15 @@ class GpuDecoder:
     def _compile(self, cache: CacheTensors, prompts: Sequence[int], progress: Progress) -> None:
         """Kernels of all decode steps and of prompts of these lengths, many at a time."""
         assert self.steps is not None
-        steps, pool = self.steps, self.experts.pool
+        steps, pool, samples = self.steps, self.experts.pool, self.weights.samples()
 
         def launch() -> None:
             with listing():
-                steps.rehearse(cache)
+                steps.rehearse(samples, cache)
                 # The longest first: what it takes is divided among the others.
                 # Where the host copies what kernels wrote that it shall copy, there is nothing to rehearse.
                 for tokens in prompts if pool is None or pool.tensors.readable else ():
-                    prefill_step(self.weights, cache, spare_chunk(cache, tokens), self.experts)
+                    prefill_step(samples, cache, spare_chunk(cache, tokens), self.experts)
 
         def say(done: int, count: int) -> None:
             progress(f"compiling kernels {done}/{count}", COMPILED * done / count)

@@ -39,16 +39,17 @@ class DecodeSteps:
         self._captured: CacheTensors | None = None
 
     def takes(self, batch: Batch) -> bool:
-        """Whether every sequence has one token, there are few enough, and their pages fit."""
+        """Whether every sequence has one token, there are few enough, their pages fit, and no state is captured."""
         rows = len(batch.sequences)
         fits = rows <= self.tokens and batch.page_table.shape[1] <= self._inputs.pages
-        return fits and len(batch.input_ids) == rows
+        return fits and len(batch.input_ids) == rows and not batch.captures
 
     def run(self, batch: Batch, cache: CacheTensors, ids: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
         """Queues the step. Returns float32 logits [B, V] in a buffer that the next step overwrites.
 
         ids: as in models.base.LaunchingAhead.
         """
+        assert not batch.captures, "a decode step keeps no states in the middle: its launches are fixed"
         self._inputs.fill(batch)
         if ids is not None:
             ids(self._inputs.views(len(batch.sequences)).ids)
@@ -63,10 +64,13 @@ class DecodeSteps:
             self._launch(rows, cache)
         return self._workspace.of(rows).logits
 
-    def rehearse(self, cache: CacheTensors) -> None:
-        """The launches of each number of sequences, for precompile.py, which makes none of them."""
+    def rehearse(self, weights: DeviceWeights, cache: CacheTensors) -> None:
+        """The launches of each number of sequences, for precompile.py, which makes none of them.
+
+        weights: a sample of this model's.
+        """
         for rows in range(self.tokens, 0, -1):
-            self._launch(rows, cache)
+            self._launch(rows, cache, weights)
 
     def capture(self, cache: CacheTensors, progress: Progress) -> None:
         """A graph for each number of sequences, over this cache; what is not compiled and tuned yet is so before.
@@ -93,5 +97,6 @@ class DecodeSteps:
         self._captured = cache
         log.info("decode steps of up to %d sequences captured in %.1f s", self.tokens, time.perf_counter() - start)
 
-    def _launch(self, rows: int, cache: CacheTensors) -> None:
-        decode_step(self._weights, cache, self._inputs.views(rows), self._workspace.of(rows), self._experts)
+    def _launch(self, rows: int, cache: CacheTensors, weights: DeviceWeights | None = None) -> None:
+        inputs, workspace = self._inputs.views(rows), self._workspace.of(rows)
+        decode_step(weights or self._weights, cache, inputs, workspace, self._experts)

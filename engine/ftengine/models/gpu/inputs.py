@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy
 import torch
 
 from ftengine.core import Batch, CacheTensors
+from ftengine.kernels.triton.captures import Captures
 from ftengine.kernels.triton.delta_prefill import Chunk
 
 FIELDS = ("ids", "positions", "lengths", "slot_mapping", "state_slots", "fresh")
@@ -134,16 +136,29 @@ class PrefillInputs:
             numpy.asarray(batch.context_lengths),
             batch.page_table.numpy().reshape(-1),
             batch.logits_rows.numpy(),
+            numpy.array([(capture.tokens, capture.slot) for capture in batch.captures], dtype=numpy.int64).reshape(-1),
         ]
         flat = torch.from_numpy(numpy.concatenate(arrays).astype(numpy.int32))
         if device.type == "cuda":
             flat = flat.pin_memory().to(device, non_blocking=True)
-        ids, positions, slots, query_start, context, table, rows = torch.split(flat, [len(a) for a in arrays])
+        ids, positions, slots, query_start, context, table, rows, places = torch.split(flat, [len(a) for a in arrays])
         lengths = batch.query_lengths
         states = batch.state_slots.tolist()
+        captures = _captures(batch, places.view(-1, 2))
         chunks = [
-            Chunk(row, length, slot, before == 0)
-            for row, length, slot, before in zip(starts.tolist(), lengths, states, batch.context_lengths, strict=False)
+            Chunk(row, length, slot, before == 0, captures.get(index))
+            for index, (row, length, slot, before) in enumerate(
+                zip(starts.tolist(), lengths, states, batch.context_lengths, strict=False)
+            )
         ]
         table = table.view(len(lengths), -1)
         return PrefillInputs(ids, positions, slots, query_start, context, table, rows, chunks, max(lengths))
+
+
+def _captures(batch: Batch, places: torch.Tensor) -> dict[int, Captures]:
+    """By row of the batch. places: those of batch.captures in their order, which is by rows."""
+    counts = Counter(capture.row for capture in batch.captures)
+    return {
+        row: Captures(part, len(part))
+        for row, part in zip(counts, torch.split(places, list(counts.values())), strict=True)
+    }

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ftengine.experts.split import LaneCosts
-from ftengine.models.gpu.setup import Strategy
+
+if TYPE_CHECKING:  # it imports torch, and what would be chosen is also asked for where there is none
+    from ftengine.models.gpu.setup import Strategy
 
 Asked = Literal["auto", "resident", "offload", "cpu", "hybrid"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,6 +16,9 @@ from ftengine.kernels.triton.heads import Rope
 from ftengine.kernels.triton.upload import DeviceSwiGlu
 from ftengine.layers.gated_delta_net import DeltaNetShape
 from ftengine.layers.rms_norm import RmsNorm
+
+SAMPLES = 2  # layers of a kind: the first one's number is 0 or 1, which Triton may take for a constant
+ALIGNED = 16  # bytes: Triton's kernels are others for addresses that are no multiples
 
 
 @dataclass(frozen=True)
@@ -132,3 +138,24 @@ class DeviceWeights:
     @property
     def feed_forwards(self) -> list[DeviceFeedForward]:
         return [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, DeviceFeedForward)]
+
+    def samples(self) -> DeviceWeights:
+        """With the first layers of each kind only: what all of them launch differs from it in addresses alone."""
+        seen: Counter[Hashable] = Counter()
+        kept = []
+        for layer in self.layers:
+            kind = _kind(layer)
+            seen[kind] += 1
+            if seen[kind] <= SAMPLES:
+                kept.append(layer)
+        return replace(self, layers=tuple(kept))
+
+
+def _kind(value: Any) -> Hashable:
+    """What of a layer its kernels' code can depend on: all but its number and the content of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride(), value.data_ptr() % ALIGNED == 0
+    if is_dataclass(value):
+        own = [entry.name for entry in fields(value) if entry.name not in ("index", "cache_index")]
+        return type(value), *(_kind(getattr(value, name)) for name in own)
+    return tuple(map(_kind, value)) if isinstance(value, tuple) else value

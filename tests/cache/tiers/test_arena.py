@@ -1,0 +1,108 @@
+"""Blocks of host memory: never two in one place, whatever is moved; contents stay with their block."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from ftengine.cache.tiers.arena import Arena, Block
+from ftengine.cache.tiers.pinning import PinnedWindows
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_use(seed: int) -> None:
+    """Against a dict of what was written. Whatever is free in sum can be had while nothing is held."""
+    chance = random.Random(seed)
+    arena = Arena(1 << 20)
+    held: dict[Block, int] = {}
+    for number in range(1500):
+        if held and chance.random() < 0.45:
+            block = chance.choice(list(held))
+            assert (arena.bytes_of(block) == held.pop(block)).all()
+            arena.free(block)
+        else:
+            size = chance.choice([61 << 10, 10 << 10, chance.randrange(1, 10 << 10)])
+            room = arena.size - arena.used
+            block = arena.allocate(size)
+            assert (block is not None) == (-(-size // 256) * 256 <= room)
+            if block is not None:
+                arena.bytes_of(block)[:] = number % 251
+                held[block] = number % 251
+        arena.check()
+    for block, value in held.items():
+        assert (arena.bytes_of(block) == value).all()
+    assert arena.moved
+
+
+def test_held_blocks_stay() -> None:
+    arena = Arena(10 * 256)
+    blocks = [arena.allocate(256) for _ in range(10)]
+    offsets = [block.offset for block in blocks if block is not None]
+    for block in blocks[::2]:
+        assert block is not None
+        arena.free(block)
+    for block in blocks[1::2]:
+        assert block is not None
+        block.holds = 1
+    assert arena.allocate(512) is None
+    assert [block.offset for block in blocks if block is not None] == offsets
+    assert blocks[5] is not None
+    blocks[5].holds = 0
+    block = arena.allocate(512)
+    assert block is not None
+    arena.check()
+
+
+def test_all_or_none() -> None:
+    arena = Arena(1024)
+    assert arena.allocate_all([512, 512, 1]) is None
+    assert arena.used == 0
+    blocks = arena.allocate_all([512, 256])
+    assert blocks is not None
+    arena.free(blocks[0])
+    with pytest.raises(ValueError, match="twice"):
+        arena.free(blocks[0])
+
+
+class Pinning:
+    """Stands for the driver: refuses after some calls."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.calls: list[tuple[int, int]] = []
+        self.closed = 0
+
+    def __call__(self, tensor: torch.Tensor) -> Pinning.Outcome:
+        self.calls.append((tensor.data_ptr(), tensor.nbytes))
+        return self.Outcome(self, tensor.nbytes, None if len(self.calls) <= self.allowed else "no more of it")
+
+    class Outcome:
+        def __init__(self, owner: Pinning, nbytes: int, reason: str | None) -> None:
+            self.owner, self.nbytes = owner, nbytes
+            if reason is not None:
+                self.reason = reason
+
+        def close(self) -> None:
+            self.owner.closed += 1
+
+
+def test_windows_are_pinned_as_they_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    arena, pinning = Arena(10 * 4096 + 256), Pinning(2)
+    windows = PinnedWindows(arena, pinning, window=4096)
+    begin = arena.memory.ctypes.data
+    pieces = windows.pieces(arena.memory[4000:9000])
+    assert [piece.size for piece in pieces] == [96, 4096, 808]
+    assert np.concatenate(pieces).ctypes.data != begin
+    assert [piece.ctypes.data - begin for piece in pieces] == [4000, 4096, 8192]
+    assert [(address - begin, size) for address, size in pinning.calls] == [(0, 4096), (4096, 4096), (8192, 4096)]
+    windows.pieces(arena.memory[-300:])
+    assert len(pinning.calls) == 3, "a refusal is asked for again"
+    assert caplog.text.count("no more of it") == 1
+    assert windows.nbytes == 2 * 4096
+    outside = np.zeros(10, np.uint8)
+    assert windows.pieces(outside)[0] is outside
+    windows.close()
+    assert pinning.closed == 2
