@@ -1,4 +1,4 @@
-"""Where ft keeps its files. FT_HOME, when set, stands for the user's data directory.
+"""Where ft keeps its files. FT_HOME, when set, stands for the user's data directory, and FT_HOME/cache for their cache.
 
 models/<name>/       complete models (models/.partial-<name>-… while one is built)
 run/servers/         one record per running server
@@ -6,6 +6,8 @@ run/logs/            logs of servers started in the background
 run/leases/<id>/     launches that use a server
 run/key              the key of servers started in the background
 agents/              files that launch hands to agents
+
+prompts/             in the cache: what servers keep of prompts, for their next start
 """
 
 from __future__ import annotations
@@ -46,6 +48,12 @@ def leases(server_id: str) -> Path:
 
 def agents() -> Path:
     return home() / "agents"
+
+
+def prompts() -> Path:
+    from ftengine.memory.folders import cache_folder
+
+    return cache_folder() / "prompts"
 
 
 def private(directory: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ftlaunch.cli import bench_served
 from ftlaunch.cli.output import Output, json_option
 from ftlaunch.cli.sizes import Share
 
@@ -26,7 +27,11 @@ SLOTS = (5.0, 10.0, 25.0, 37.0, 50.0)
 
 @click.group()
 def command() -> None:
-    """Measure this machine."""
+    """Measure this machine and what it serves."""
+
+
+for served in (bench_served.decode, bench_served.prefill, bench_served.load, bench_served.agent):
+    command.add_command(served)
 
 
 @command.command("cpu")

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from ftlaunch.servers import ServerRecord
 
 COLUMNS = 80
+PLACES = {
+    "token": "at any token",
+    "last_user": "before the last user message",
+    "question_end": "after the last user message",
+    "spacing": "inside a long block",
+}
+LATEST = 4  # requests that are shown
 STATS_SECONDS = 5.0  # the front asks the engine for two, and a step may be under way
 
 RESIDENT = "resident: every expert has a slot, so nothing is looked up and nothing is counted"
@@ -44,6 +51,9 @@ def stats(which: str | None, layers: bool, as_json: bool) -> None:
     body = ask(record, "/v1/stats?layers=1" if layers else "/v1/stats", STATS_SECONDS)
     if body is None or "version" not in body:
         raise FtError(f"the server of {record.served_name} at {record.url} does not answer", log_hint(record))
+    from ftlaunch.machine.remember import remember
+
+    remember(record, body)
     output = Output(as_json)
     if as_json:
         output.result("", body)
@@ -91,8 +101,51 @@ def _lines(record: ServerRecord, body: dict[str, Any]) -> Iterator[str]:
         f"{cache['pages_used']:,} used and {cache['pages_cached']:,} cached of {cache['pages_total']:,}, "
         f"{cache['page_size']} tokens each",
     )
+    yield from _prompts(engine["prompts"])
     if engine.get("experts"):
         yield from _experts(engine["experts"], (body.get("facts") or {}).get("moe_backend"))
+
+
+def _prompts(prompts: dict[str, Any]) -> Iterator[str]:
+    found = ", ".join(f"{tokens:,} from {tier}" for tier, tokens in prompts["reused"].items() if tokens)
+    yield _field(
+        "reused",
+        f"{sum(prompts['reused'].values()):,} of {prompts['prompt']:,} tokens of prompts{found and f': {found}'}; "
+        f"{prompts['new']:,} new, {prompts['repeated']:,} computed again",
+    )
+    places = sorted(prompts["boundaries"].items(), key=lambda item: -item[1])
+    if places:
+        yield _field("went on", ", ".join(f"{count:,} {_after(name)}" for name, count in places))
+    for tier in prompts["tiers"]:
+        yield _field(tier["name"], _tier(tier))
+    for index, each in enumerate(prompts["latest"][: -LATEST - 1 : -1]):
+        yield _field("" if index else "latest", _admission(each))
+
+
+def _after(place: str) -> str:
+    """place: a BoundaryKind."""
+    return PLACES.get(place) or f"after {place.replace('_', ' ')}"
+
+
+def _tier(tier: dict[str, Any]) -> str:
+    from ftlaunch.cli.list import size
+
+    parts = [_count(tier["anchors"], "place"), *([_count(tier["chunks"], "chunk")] if tier["chunks"] else [])]
+    text = f"{' and '.join(parts)}, {size(tier['used'])} of {size(tier['budget'])}, {tier['evictions']:,} given up"
+    if tier["written"] or tier["read"]:
+        text += f", {size(tier['written'])} written, {size(tier['read'])} read"
+    return text + (f", {tier['failures']:,} damaged" if tier["failures"] else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _admission(found: dict[str, Any]) -> str:
+    where = f" from {found['tier']}" if found["tier"] else ""
+    kind = f" {_after(found['boundary'])}" if found["boundary"] else ""
+    who = f"{found['session'] or 'no session'}{' (side)' if found['side'] else ''}"
+    return f"{who}: {found['reused']:,} of {found['prompt']:,}{where}{kind}, first new token {found['changed']:,}"
 
 
 def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterator[str]:

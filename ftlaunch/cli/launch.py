@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ftlaunch.cli.output import Output, json_option
+from ftlaunch.cli.sizes import size
 
 AGENTS = ("claude", "codex", "opencode", "openclaw")
 
@@ -24,6 +25,9 @@ AGENTS = ("claude", "codex", "opencode", "openclaw")
     metavar="TOKENS",
     help="Prompt and answer together, for a server that is started.  [default: what fits]",
 )
+@click.option("--cache-device", type=size, metavar="BYTES", help="As for `ft serve`, for a server that is started.")
+@click.option("--cache-host", type=size, metavar="BYTES", help="The same.")
+@click.option("--cache-disk", type=size, metavar="BYTES", help="The same; 0: no prompt is written to the disk.")
 @click.option("--lean", is_flag=True, help="The agent's small form, for small contexts (claude, codex).")
 @click.option("--isolated", is_flag=True, help="Ignore your own configuration of the agent.")
 @click.option(

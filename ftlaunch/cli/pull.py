@@ -33,9 +33,10 @@ def command(model: str, files: tuple[str, ...], to: Path | None, yes: bool, as_j
 
     Without @revision `main` is resolved, and its commit is recorded. Every byte is checked against the hash that the
     Hub announces; a pull that was interrupted or killed goes on where it stopped; a model appears only when it is
-    complete. Before anything is fetched, size, free disk and memory are checked, and a model that does not fit is
-    fetched after a question only. What the Hugging Face cache already holds is used from there. A folder or file of
-    this machine is copied; `ft serve --model DIR` needs no pull.
+    complete. Before anything is fetched, size, free disk and memory are checked, and how it would be served and how
+    fast is told from its headers; a model that does not fit is fetched after a question only. What the Hugging Face
+    cache already holds is used from there. A folder or file of this machine is copied; `ft serve --model DIR` needs no
+    pull.
 
     HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and HF_HUB_DOWNLOAD_TIMEOUT (seconds without a byte, 30) mean what
     they mean to the Hub's own client.
@@ -55,9 +56,14 @@ def command(model: str, files: tuple[str, ...], to: Path | None, yes: bool, as_j
 
     entry = CATALOGUE.get(short_name(model) or "")
     view = _stages if entry is not None and entry.module else _transfer
-    wishes = Wishes(files, to, confirm=lambda question: yes or _confirm(question, as_json))
+    from ftlaunch.cli.fit import BeforePull
+
+    before = BeforePull()
+    wishes = Wishes(files, to, confirm=lambda question: yes or _confirm(question, as_json), look=before.look)
     with view(as_json) as show:
         pulled = pull(model, wishes=wishes, observe=show)
+    if pulled.fetched:
+        before.keep(pulled.path)
     what = "Pulled" if pulled.fetched else "Already there:"
     facts = {"name": pulled.name, "path": str(pulled.path), "fetched": pulled.fetched}
     if as_json:

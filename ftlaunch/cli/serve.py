@@ -114,7 +114,19 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
     "--cache-device",
     type=size,
     metavar="BYTES",
-    help="GPU memory for states that later requests continue from.  [default: chosen]",
+    help="Memory, the GPU's where there is one, for places that later prompts go on from; 0: none.  [default: chosen]",
+)
+@click.option(
+    "--cache-host",
+    type=size,
+    metavar="BYTES",
+    help="Host memory for copies of prompts that the GPU has no room for; 0: none.  [default: chosen]",
+)
+@click.option(
+    "--cache-disk",
+    type=size,
+    metavar="BYTES",
+    help="Files of prompts, which the next server begins with; 0: none.  [default: 20 GB, or a tenth of what is free]",
 )
 @click.option("--background", hidden=True, metavar="ID")
 @click.option("--leased", hidden=True, is_flag=True)

@@ -19,24 +19,39 @@ LOSSES = ("QUANTIZED", "FORMAT", "MATRICES", "MEAN ERROR", "WORST", "WHICH")
 
 @click.command()
 @click.argument("model", metavar="NAME|DIR|FILE")
+@click.option(
+    "--fit", is_flag=True, help="Whether it fits this machine and how it would be served, also before a pull."
+)
+@click.option("--explain", is_flag=True, help="With --fit: what the predicted times consist of.")
 @json_option
-def command(model: str, as_json: bool) -> None:
+def command(model: str, fit: bool, explain: bool, as_json: bool) -> int:
     """Show what a model is, without loading it.
 
     The model is one of the store or the Hugging Face cache, a directory (safetensors or FTW), or a GGUF file. Shown are
     its architecture, experts and parameters, its bytes by part and number format, the template and parsers that serving
     would choose, and where each fact came from. Active parameters are those that one token meets: everything but the
     experts that are not chosen for it. For FTW that was quantized, the relative error that this made.
+
+    --fit tells instead what it needs of this machine: host memory, the GPU's memory, memory to be pinned, room on the
+    disk; where its experts would be computed, how many have a slot, the context, and how fast it would be: the range
+    that decoding and a first prompt will lie in, and what was served if it has been. Of a model that is not here, only
+    the headers are fetched. Exits as `ft doctor` does.
     """
+    from ftlaunch.cli.fit import show_fit
+
+    output = Output(as_json)
+    if explain and not fit:
+        raise click.UsageError("--explain goes with --fit")
+    if fit:
+        return show_fit(output, model, explain)
     from ftlaunch.cli.list import size
     from ftlaunch.store.describe import describe
     from ftlaunch.store.find import find
 
     description = describe(find(model))
-    output = Output(as_json)
     if as_json:
         output.result("", _data(description))
-        return
+        return 0
     output.table(FACTS, [[fact.label, _value(fact), fact.source] for fact in description.facts], None, "")
     output.say("")
     parts = description.parts
@@ -49,6 +64,7 @@ def command(model: str, as_json: bool) -> None:
             for loss in description.losses
         ]
         output.table(LOSSES, losses, None, "")
+    return 0
 
 
 def _data(description: Description) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ftengine.errors import FtError
-from ftlaunch.launch import remote
+from ftlaunch.launch import budgets, remote
 from ftlaunch.launch.choose import model_name
 from ftlaunch.launch.request import LaunchRequest, Talk
 from ftlaunch.servers import ServerLeaving
@@ -36,6 +36,7 @@ def connect(request: LaunchRequest, talk: Talk) -> Iterator[Endpoint]:
                 f"{record.served_name} runs with {context:,} tokens of context, --context asks for {request.context:,}",
                 f"ft stop {record.port}, then launch again",
             )
+        budgets.check(request, record, talk)
         yield local_endpoint(record, health)
 
 
@@ -78,7 +79,16 @@ def _start(model: str, request: LaunchRequest, talk: Talk, hold: contextlib.Exit
     from ftlaunch.servers import start_background
 
     talk.say(f"Starting a server of {model}")
-    record = start_background(model, context=request.context, leased=not request.keep, hold=hold, on_message=talk.say)
+    record = start_background(
+        model,
+        context=request.context,
+        cache_device=request.cache_device,
+        cache_host=request.cache_host,
+        cache_disk=request.cache_disk,
+        leased=not request.keep,
+        hold=hold,
+        on_message=talk.say,
+    )
     if record.log is not None:
         talk.say(f"Its log: {record.log}")
     return record
@@ -87,6 +97,7 @@ def _start(model: str, request: LaunchRequest, talk: Talk, hold: contextlib.Exit
 def _elsewhere(request: LaunchRequest, server: str, talk: Talk) -> Endpoint:
     url = remote.base_url(server)
     api_key = request.environ.get("FT_API_KEY") or None
+    budgets.unused(request, url, talk)
     with talk.progress() as show:
         remote.wait_loaded(url, api_key, show)
     entry = remote.model_entry(url, api_key, request.model)

@@ -28,6 +28,9 @@ class LaunchRequest:
     model: str | None = None
     server: str | None = None  # URL of a server that somebody else runs
     context: int | None = None  # tokens
+    cache_device: int | None = None  # bytes, of a server that is started; so are the next two
+    cache_host: int | None = None
+    cache_disk: int | None = None
     lean: bool = False
     isolated: bool = False
     strip_all: bool = False

@@ -1,1 +1,1 @@
-"""What this machine can do: probes, measured bandwidths, predictions. Its first room is the doctor, still to come."""
+"""What this machine can do: probes, each with a time limit and in a process of its own, measurements, and what fits."""

@@ -30,6 +30,8 @@ class ServeOptions:
     memory_ratio: float | None = None
     kv_tokens: int | None = None
     cache_device: int | None = None  # bytes
+    cache_host: int | None = None  # bytes
+    cache_disk: int | None = None  # bytes
     moe_backend: str = "auto"
     moe_cache_size: int | None = None  # experts
     moe_cache_rate: float | None = None

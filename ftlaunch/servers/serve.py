@@ -28,6 +28,8 @@ ENGINE_OPTIONS = (  # that the engine's configuration has under the same names
     "threads",
     "memory_ratio",
     "cache_device",
+    "cache_host",
+    "cache_disk",
     "moe_backend",
     "moe_cache_size",
     "moe_cache_rate",
@@ -105,7 +107,9 @@ def _settings(options: ServeOptions, record: ServerRecord, model_dir: Path) -> S
 
     engine = EngineConfig(
         model_dir=str(model_dir),
+        model_name=record.model,
         prefill_chunk=options.max_prefill_length,
+        cache_dir=str(paths.prompts()),
         **{name: getattr(options, name) for name in ENGINE_OPTIONS},
     )
     return ServeSettings(

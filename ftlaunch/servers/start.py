@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ftengine.errors import FtError
@@ -31,6 +32,9 @@ def start_background(
     context: int | None = None,
     max_output_tokens: int | None = None,
     max_running_requests: int | None = None,
+    cache_device: int | None = None,
+    cache_host: int | None = None,
+    cache_disk: int | None = None,
     served_model_name: str | None = None,
     port: int | None = None,
     leased: bool = True,
@@ -63,6 +67,9 @@ def start_background(
             context=context,
             max_output_tokens=max_output_tokens,
             max_running_requests=max_running_requests,
+            cache_device=cache_device,
+            cache_host=cache_host,
+            cache_disk=cache_disk,
             background=server_id,
             leased=leased,
         )
@@ -72,6 +79,21 @@ def start_background(
     if record.port != options.port and options.port != 0:
         on_message(f"Port {options.port} is held by {holder(options.port)}; the server listens on {record.port}")
     return record
+
+
+def start_own(options: ServeOptions, hold: ExitStack) -> ServerRecord:
+    """Another server, whatever runs already, that listens.
+
+    It ends by itself when `hold` is closed or this process ends. Raises FtError as `start_background` does.
+    """
+    from ftengine.leases import acquire
+    from ftlaunch.store import resolve
+
+    resolve(options.model)
+    with locked(paths.run() / "start.lock"):
+        server_id = new_id()
+        hold.enter_context(acquire(paths.leases(server_id)))
+        return _start(replace(options, background=server_id, leased=True))
 
 
 def new_id() -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -25,6 +26,7 @@ from ftlaunch.store.hub.ranges import Source
 from ftlaunch.store.hub.reader import Reader
 from ftlaunch.store.hub.repository import RemoteFile, Repository, is_offline, look_up, token
 from ftlaunch.store.hub.selection import choose
+from ftlaunch.store.hub.skeleton import lay_out
 from ftlaunch.store.hub.transfer import Transfer
 from ftlaunch.store.machine import this_machine
 from ftlaunch.store.names import HubName, weights_path
@@ -185,11 +187,18 @@ class _Fetch:
             concerns.append(f"{short} is not served by ft yet")
         elif architecture and not _is_served(architecture):
             concerns.append(f"its architecture {architecture} is not served by ft yet")
-        fit = judge(weigh(self._source, self._files, lambda text: self._observe(Said(text))), this_machine())
-        if fit.fits:
-            self._observe(Said(f"{fit.text[:1].upper()}{fit.text[1:]}"))
-        else:
-            concerns.append(fit.text)
+        say: Callable[[str], None] = lambda text: self._observe(Said(text))  # noqa: E731
+        with TemporaryDirectory(prefix="ft-") as name:
+            if not self._meant.gguf:  # the header of such a file may be as large as all others of a model together
+                path = lay_out(self._source, self._files, reader, Path(name), say)
+            fit = judge(weigh(Path(name), self._files, self._repository.name), this_machine())
+            if fit.fits:
+                say(f"{fit.text[:1].upper()}{fit.text[1:]}")
+            else:
+                concerns.append(fit.text)
+            if not self._meant.gguf:
+                for text in self._wishes.look(path, sum(file.size for file in self._files)):
+                    say(text)
         return concerns
 
     def _architecture(self, reader: Reader) -> str:

@@ -67,6 +67,8 @@ def _make(name: str, entry: Entry, wishes: Wishes, observe: Observer) -> Pulled:
     with site(name, on_wait=lambda: observe(Said(f"Waiting for another ft that fetches {name}"))) as here:
         if manifest.is_complete(here.final, recipe.version()):
             return Pulled(name, here.final, fetched=False)
+        for text in wishes.look(Path(name), 0):
+            observe(Said(text))
         here.partial.mkdir()
         here.downloads.mkdir(exist_ok=True)
         recipe.build(

@@ -13,12 +13,15 @@ from ftengine.errors import FtError
 class Wishes:
     """files: patterns that weights must match instead of the usual choice. to: a directory instead of the store.
 
-    confirm: asks a person; False is a no, also when there is nobody to ask.
+    confirm: asks a person; False is a no, also when there is nobody to ask. look: is shown the model before it is
+    fetched, as headers with holes behind and the bytes that are to come, or as a name and 0 if it is made here; gives
+    sentences for a person.
     """
 
     files: tuple[str, ...] = ()
     to: Path | None = None
     confirm: Callable[[str], bool] = lambda question: False
+    look: Callable[[Path, int], list[str]] = lambda path, size: []
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from ftengine.scheduler.expert_stats import ExpertStats, LaneCost, LayerCounts
+from ftengine.scheduler.prompt_stats import AdmissionStats, PromptStats, TierStats
 from ftengine.scheduler.stats import CacheCounts, EngineStats, RequestCounts, StepCounts, TokenCounts
 from ftlaunch.cli import ctl, main
 from ftlaunch.servers import ServerRecord, running, start_background, stop, wait_ready
@@ -28,18 +29,35 @@ EXPERTS = ExpertStats(
     link_ms=98765.4,
     link_cost=LaneCost(3.2, 35.1), cpu_cost=LaneCost(8.0, 26.4), cpu_share=None, background=1.0, layers=[LAYER] * 40,
 )  # fmt: skip
+PROMPTS = PromptStats(
+    prompt=123456789, reused={"device": 110345678, "host": 1345678, "disk": 987654}, new=10345678, repeated=432101,
+    boundaries={"prompt_end": 12345, "last_user": 1234, "system": 123, "answer_end": 12345, "token": 1},
+    latest=[
+        AdmissionStats("0", False, 1, 0, "", "", 0),
+        AdmissionStats("8f2e11c09ab3d417", False, 123456, 123440, "device", "result_start", 123441),
+        AdmissionStats("8f2e11c09ab3d417~a1b2c31234", True, 12345, 11111, "disk", "system", 11112),
+        AdmissionStats("", False, 12, 0, "", "", 0),
+        AdmissionStats("0123456789abcdef", False, 60001, 60000, "host", "", 60000),
+    ],
+    tiers=[
+        TierStats("device", 536870912, 450000000, 7, 0, 123456, 0, 0, 0),
+        TierStats("host", 4 << 30, 4200000000, 123, 1234, 12345, 987654321987, 123456789, 0),
+        TierStats("disk", 20 * 10**9, 19999999999, 234, 2345, 1234, 1987654321987, 12345678901, 3),
+    ],
+)  # fmt: skip
 RECORD = ServerRecord("id", 1, "127.0.0.1", 1919, "demo", "demo", None, 0.0, None, None)
 
 
 def answer(experts: ExpertStats | None) -> dict:
     """Of /v1/stats, with large numbers."""
     engine = EngineStats(
-        version=1,
+        version=2,
         uptime_s=86400.0,
         requests=RequestCounts(8, 123, 45678, 1234, 56, 789),
         tokens=TokenCounts(1, 2, 3, 4),
         steps=StepCounts(12345678, 1.234, 8, 2048, 2.345, 3.456, 123.456),
         cache=CacheCounts(16, 123456, 12345, 12345),
+        prompts=PROMPTS,
         experts=experts,
     )
     return {
@@ -89,6 +107,20 @@ def test_numbers_fit_into_80_columns() -> None:
     assert "1,469,134 in 123,456 decode steps, 84.0% hits" in text
     assert "345.0 GB in 98.8 s; n experts take 3 + 35n us" in text
     assert "strategy hybrid (saves 1.2 ms a token; lanes measured)" in text
+
+
+def test_what_the_prompt_cache_did() -> None:
+    text = " ".join(" ".join(ctl._lines(RECORD, answer(None))).split())
+    assert "reused 112,679,010 of 123,456,789 tokens of prompts: 110,345,678 from device, 1,345,678 from host" in text
+    assert "; 10,345,678 new, 432,101 computed again" in text
+    assert "went on 12,345 after prompt end, 12,345 after answer end, 1,234 before the last user message, " in text
+    assert "message, 123 after system, 1 at any token device 7 places, 450 MB of 537 MB, 123,456 given up " in text
+    assert "host 123 places and 1,234 chunks, 4.2 GB of 4.3 GB, 12,345 given up, 988 GB written, 123 MB read" in text
+    assert "12 GB read, 3 damaged" in text
+    assert "latest 0123456789abcdef: 60,000 of 60,001 from host, first new token 60,000" in text
+    assert "no session: 0 of 12, first new token 0" in text
+    assert "8f2e11c09ab3d417: 123,440 of 123,456 from device after result start, first new token 123,441" in text
+    assert " 0: 0 of 1" not in text  # the fifth
 
 
 def test_resident_is_said_in_place_of_zeros(

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from ftengine.config import EngineConfig
+from ftengine.errors import FtError
 from ftlaunch.cli import main
 from ftlaunch.cli.sizes import size
 from ftlaunch.servers.options import ServeOptions
@@ -29,6 +30,8 @@ GIVEN = ServeOptions(
     memory_ratio=0.75,
     kv_tokens=4096,
     cache_device=1 << 30,
+    cache_host=0,
+    cache_disk=5 * 10**9,
     moe_backend="hybrid",
     moe_cache_rate=0.125,
     moe_cpu_threads=5,
@@ -75,6 +78,7 @@ def test_the_engines_configuration_has_all_of_it(ft_home: Path) -> None:
     engine = serve._settings(GIVEN, record, SCRIPTED_CHECKPOINT).engine
     assert engine == EngineConfig(
         model_dir=str(SCRIPTED_CHECKPOINT),
+        model_name=str(SCRIPTED_CHECKPOINT),
         dtype="bfloat16",
         device="cuda",
         context=400,
@@ -84,6 +88,9 @@ def test_the_engines_configuration_has_all_of_it(ft_home: Path) -> None:
         threads=2,
         memory_ratio=0.75,
         cache_device=1 << 30,
+        cache_host=0,
+        cache_disk=5 * 10**9,
+        cache_dir=str(ft_home / "cache" / "prompts"),
         moe_backend="hybrid",
         moe_cache_rate=0.125,
         moe_cpu_threads=5,
@@ -128,9 +135,29 @@ def test_what_is_no_size(text: str) -> None:
         ("--moe-cache-size", str(1 << 64)),
         ("--moe-cache-mem", "99999999999999999999T"),
         ("--cache-device", "99999999999999999999T"),
+        ("--cache-host", "-1"),
+        ("--cache-disk", "a lot"),
     ],
 )
 def test_numbers_that_no_engine_can_be_told(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     """They are wrong usage: nothing is started that would fail by them."""
     assert main(["serve", "--model", str(SCRIPTED_CHECKPOINT), flag, value]) == 2
     assert f"Invalid value for '{flag}'" in capsys.readouterr().err
+
+
+def test_a_launch_passes_its_budgets_on(ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the server that it starts: what `ft serve` would get."""
+    started: list[ServeOptions] = []
+
+    def start(options: ServeOptions) -> None:
+        started.append(options)
+        raise FtError("far enough")
+
+    monkeypatch.setattr("ftlaunch.servers.start._start", start)
+    monkeypatch.setattr("ftlaunch.launch.run.obtain", lambda *_: None)
+    flags = ["--cache-device", "0.5GB", "--cache-host", "4GiB", "--cache-disk", "0"]
+    assert main(["launch", "claude", "--model", str(SCRIPTED_CHECKPOINT), *flags]) == 1
+    (options,) = started
+    assert (options.cache_device, options.cache_host, options.cache_disk) == (500_000_000, 4 << 30, 0)
+    said = " ".join(options.arguments())
+    assert f"--cache-device 500000000 --cache-host {4 << 30} --cache-disk 0 " in said

@@ -17,7 +17,9 @@ ROWS = [
     (["--version"], 0, "ft ", ""),
     (["version"], 0, "Python", ""),
     (["nothing"], 2, "", "No such command 'nothing'"),
-    (["doctor"], 2, "", "No such command"),
+    (["doctor", "extra"], 2, "", "unexpected extra argument"),
+    (["doctor", "--model", "unknown"], 1, "", "Error: no model is called unknown"),
+    (["doctor", "--model", "demo"], 1, "", "Error: the model demo is not in the store yet\nTry:   ft pull demo\n"),
     (["list"], 0, "", "The store is empty. Fetch a first model: ft pull demo"),
     (["list", "--json"], 0, "[]", ""),
     (["list", "extra"], 2, "", "unexpected extra argument"),
@@ -32,6 +34,11 @@ ROWS = [
     (["rm"], 2, "", "Missing argument 'NAME'"),
     (["rm", "unknown", "--yes"], 1, "", "Error: no model is called unknown"),
     (["rm", "org/name", "--yes"], 1, "", "Error: the store does not hold org/name\nTry:   ft list\n"),
+    (["cache"], 0, "", "Nothing is kept in "),
+    (["cache", "show", "--json"], 0, '"prompts": []', ""),
+    (["cache", "clear", "--yes"], 0, "Nothing is kept in ", ""),
+    (["cache", "--model", "demo"], 0, "", "Nothing is kept of demo in "),
+    (["cache", "purge"], 2, "", "'purge' is not one of 'show', 'clear'"),
     (["ps"], 0, "", "No server runs. Start one: ft serve --model demo"),
     (["ps", "--json"], 0, "[]", ""),
     (["ctl", "stats"], 1, "", "Error: no server runs\nTry:   ft serve --model demo\n"),
@@ -69,6 +76,8 @@ ROWS = [
     (["serve", "--model", "demo", "--moe-cache-rate", "2"], 2, "", "--moe-cache-rate"),
     (["serve", "--model", "demo", "--moe-cache-mem", "6 gigs"], 2, "", "'6 gigs' is not a number of bytes such as"),
     (["serve", "--model", "demo", "--cache-device", "-3"], 2, "", "--cache-device"),
+    (["serve", "--model", "demo", "--cache-host", "4 gigs"], 2, "", "'4 gigs' is not a number of bytes such as"),
+    (["launch", "claude", "--cache-disk", "-1"], 2, "", "Invalid value for '--cache-disk'"),
     (["serve", "--model", "demo", "--max-prefill-length", "0"], 2, "", "--max-prefill-length"),
     (["serve", "--model", "demo", "--kv-tokens", "1"], 2, "", "--kv-tokens"),
     (
@@ -79,7 +88,7 @@ ROWS = [
     ),
     *[
         ([name, "--help"], 0, "Usage: ft " + name, "")
-        for name in ("pull", "list", "show", "verify", "rm", "serve", "ps", "stop", "version", "launch")
+        for name in ("pull", "list", "show", "verify", "rm", "serve", "ps", "stop", "version", "launch", "doctor")
     ],
 ]
 

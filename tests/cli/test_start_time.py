@@ -22,11 +22,13 @@ COMMANDS = [
     ["show", "--help"],
     ["verify"],
     ["rm", "--help"],
+    ["cache"],
     ["ps"],
     ["stop"],
     ["pull", "--help"],
     ["serve", "--help"],
     ["launch", "--help"],
+    ["doctor", "--help"],
 ]
 HEAVY = {
     "torch",

@@ -72,6 +72,18 @@ def test_interrupted_while_the_server_starts(place: Place) -> None:
     until(lambda: place.servers() == [] and not is_alive(server["pid"]), "the server ends", 15)
 
 
+def check_budgets(place: Place, port: str) -> None:
+    """The server runs with what it chose: on the CPU no host memory, and files, as no flag forbade them."""
+    told = place.run("launch", "codex", "--cache-host", "300MiB")
+    assert told.returncode == 0
+    assert "has --cache-host 0.00 GiB (on the CPU " in told.stderr
+    assert f"not 0.29 GiB. To change it: ft stop {port}, then launch again" in told.stderr
+    refused = place.run("launch", "codex", "--cache-disk", "0")
+    assert refused.returncode == 1
+    assert "may keep prompts on the disk, --cache-disk 0 forbids it" in refused.stderr
+    assert f"Try:   ft stop {port}, then launch again" in refused.stderr
+
+
 def test_keep_leaves_the_server_and_the_next_launch_finds_it(place: Place) -> None:
     assert place.run(*LAUNCH, "--keep").returncode == 0
     [server] = place.servers()
@@ -84,5 +96,6 @@ def test_keep_leaves_the_server_and_the_next_launch_finds_it(place: Place) -> No
     assert place.seen()["environment"]["FT_API_KEY"] == key
     assert [s["pid"] for s in place.servers()] == [server["pid"]]
     planned = place.run("launch", "claude", "--dry-run", "--json")
+    check_budgets(place, server["url"].rpartition(":")[2])
     assert server["url"] in planned.stdout
     assert key not in planned.stdout

@@ -1,0 +1,80 @@
+"""How findings of the doctor are shown: for a terminal, for a pipe, and in a sentence."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ftlaunch.cli.output import Output
+    from ftlaunch.machine.verdict import Finding
+
+SCHEMA = 1  # of --json, docs/doctor.md
+COLUMNS = ("VERDICT", "GROUP", "WHAT", "FOUND", "COSTS", "TRY")
+COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "red"}
+LABEL, INDENT, HANG, WIDEST = 15, 24, 7, 100  # columns
+
+
+def show(output: Output, found: Sequence[Finding]) -> None:
+    if sys.stdout.isatty():
+        click.echo("\n".join(drawn(found, min(WIDEST, shutil.get_terminal_size().columns))))
+    else:
+        output.table(COLUMNS, [_row(finding) for finding in found], None, "")
+
+
+def report(found: Sequence[Finding], quick: bool, seconds: float) -> dict[str, Any]:
+    """For --json."""
+    from ftlaunch.cli.version import distribution_version
+    from ftlaunch.machine.verdict import EXIT, worst
+
+    verdict = worst(found)
+    return {
+        "schema": SCHEMA,
+        "ft": distribution_version(),
+        "quick": quick,
+        "seconds": round(seconds, 2),
+        "verdict": verdict,
+        "exit_status": EXIT[verdict],
+        "findings": [finding.as_json() for finding in found],
+    }
+
+
+def drawn(found: Sequence[Finding], width: int) -> Iterator[str]:
+    """For a terminal: groups under headings, what costs something in lines below it."""
+    from ftlaunch.machine.probe import GROUPS
+
+    for group, findings in groupby(found, key=lambda finding: finding.group):
+        yield click.style(GROUPS.get(group, group), bold=True)
+        for finding in findings:
+            verdict = click.style(f"{finding.verdict:<5}", fg=COLOURS[finding.verdict])
+            yield from _wrapped(f"  {verdict} {finding.label:<{LABEL}} ", finding.value, width)
+            if finding.cost:
+                yield from _wrapped(" " * INDENT + "costs: ", finding.cost, width, HANG)
+            if finding.mend:
+                yield from _wrapped(" " * INDENT + "try:   ", finding.mend, width, HANG)
+
+
+def summary(found: Sequence[Finding]) -> str:
+    from ftlaunch.machine.verdict import plural
+
+    bad, warn = (sum(finding.verdict == verdict for finding in found) for verdict in ("bad", "warn"))
+    wrong = [f"{plural(bad, 'thing')} not working"] if bad else []
+    wrong += [f"{plural(warn, 'thing')} costing speed"] if warn else []
+    return f"{', '.join(wrong)}." if wrong else "Nothing is wrong."
+
+
+def _wrapped(before: str, text: str, width: int, hang: int = 0) -> list[str]:
+    """`text` behind `before`, in lines of at most `width` columns; `hang` more spaces than values have."""
+    lines = textwrap.wrap(text, max(20, width - INDENT - hang), break_on_hyphens=False) or [""]
+    return [before + lines[0], *(" " * (INDENT + hang) + line for line in lines[1:])]
+
+
+def _row(finding: Finding) -> list[str]:
+    fields = (finding.verdict, finding.group, finding.label, finding.value, finding.cost, finding.mend)
+    return [" ".join(text.split()) for text in fields]

@@ -1,0 +1,133 @@
+"""`ft show NAME --fit`: what a model needs of this machine, from its headers, here or on the Hub."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftlaunch.cli.output import Output
+
+if TYPE_CHECKING:
+    from ftlaunch.machine.served import Entry
+    from ftlaunch.machine.verdict import Finding
+
+NEEDED = ("cpu", "limits", "gpu", "model")  # probes
+STATS_SECONDS = 1.0
+TERMS = ("TERM", "FORMULA", "BYTES", "BANDWIDTH", "MS")
+
+
+def show_fit(output: Output, name: str, explain: bool = False) -> int:
+    """Exit status, by the worst finding. explain: also the terms of the predicted times.
+
+    Raises FtError for a name that is nobody's model.
+    """
+    from ftlaunch.cli import findings
+    from ftlaunch.machine.probe import Asked
+    from ftlaunch.machine.run import examine
+    from ftlaunch.machine.verdict import EXIT, worst
+
+    began = time.monotonic()
+    _remember()
+    with _headers(output, name) as (path, to_fetch):
+        found = examine(Asked(model=str(path), to_fetch=to_fetch), only=NEEDED)
+    told = [finding for finding in found if finding.group == "model"]
+    if output.as_json:
+        output.result("", findings.report(told, False, time.monotonic() - began))
+    else:
+        findings.show(output, told)
+        if explain:
+            _explain(output, told)
+    return EXIT[worst(told)]
+
+
+class BeforePull:
+    """What is told of a model before it is fetched, and kept for the day when it has been served."""
+
+    def __init__(self) -> None:
+        self._entry: Entry | None = None
+
+    def look(self, path: Path, size: int) -> list[str]:
+        """Sentences. path: of a folder with headers; size: bytes to come, 0 for a name of the catalogue that is made
+        here and known by bundled facts.
+        """
+        from ftlaunch.machine.probe import Asked
+        from ftlaunch.machine.run import examine
+        from ftlaunch.machine.served import entry_of
+
+        asked = Asked(quick=True, model=str(path), to_fetch=size, bundled=not size)
+        found = {finding.id: finding for finding in examine(asked, only=NEEDED)}
+        self._entry = entry_of({id: finding.data for id, finding in found.items()})
+        return list(_told(found))
+
+    def keep(self, path: Path) -> None:
+        """path: where the model is now."""
+        from msgspec.structs import replace
+
+        from ftlaunch.machine.served import keep
+
+        if self._entry is not None:
+            keep(replace(self._entry, model=str(path.absolute())))
+
+
+def _told(found: dict[str, Finding]) -> Iterator[str]:
+    served, speed, context = (found.get(f"model.{name}") for name in ("strategy", "speed", "context"))
+    if served is not None and context is not None:
+        yield f"It would be served {served.value}; context {context.value}"
+    if speed is not None and speed.data:
+        yield f"Predicted: {speed.value}"
+    for finding in found.values():
+        if finding.group == "model" and finding.cost:
+            yield f"{finding.label}: {finding.value}; {finding.cost}. Try: {finding.mend}"
+
+
+def _explain(output: Output, told: list[Finding]) -> None:
+    data = next((finding.data for finding in told if finding.id == "model.speed"), {})
+    for of, end in (("decode_terms", "a token"), ("prompt_terms", f"{data.get('prompt_tokens')} tokens")):
+        terms = data.get(of)
+        if not terms:
+            continue
+        total = sum(term["ms"]["likely"] for term in terms)
+        rows = [[term["name"], term["formula"], *_amount(term), f"{term['ms']['likely']:.2f}"] for term in terms]
+        output.say("")
+        output.table(TERMS, [*rows, [end, "", "", "", f"{total:.2f}"]], None, "")
+
+
+def _amount(term: dict[str, Any]) -> tuple[str, str]:
+    size, bandwidth = term["bytes"], term["bandwidth"]
+    return "" if size is None else f"{size / 1e6:,.0f} MB", "" if bandwidth is None else f"{bandwidth / 1e9:,.1f} GB/s"
+
+
+def _remember() -> None:
+    """What servers that run have done until now."""
+    from ftlaunch.machine.remember import remember
+    from ftlaunch.servers import running
+    from ftlaunch.servers.ask import ask
+
+    for record in running():
+        remember(record, ask(record, "/v1/stats", STATS_SECONDS))
+
+
+@contextmanager
+def _headers(output: Output, name: str) -> Iterator[tuple[Path, int | None]]:
+    """Where they lie, and how many bytes a pull would fetch: None for a model that is here."""
+    from ftengine.errors import FtError
+    from ftlaunch.store.find import find
+    from ftlaunch.store.names import hub_name
+
+    meant = hub_name(name)
+    try:
+        path = find(name).path
+    except FtError:
+        if meant is None:  # nor does any Hub have it
+            raise
+    else:
+        yield path, None
+        return
+    from ftlaunch.store.hub.skeleton import skeleton
+
+    output.say(f"{meant.shown} is not on this machine; its headers are fetched")
+    with skeleton(meant, output.say) as found:
+        yield found.path, found.bytes

@@ -1,0 +1,97 @@
+"""How fast memory is read by all threads together, with the engine's own loop, against what its modules can do."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator
+
+from ftengine.kernels import native
+from ftengine.memory.machine import available_memory
+from ftlaunch.machine import modules
+from ftlaunch.machine.caches import last_level
+from ftlaunch.machine.cpu import is_busy
+from ftlaunch.machine.probe import Asked
+from ftlaunch.machine.system import System
+from ftlaunch.machine.verdict import Finding, gib, rate
+
+WANTED, LEAST = 512 << 20, 4  # bytes that are read; times the largest cache that they must be at the least
+AHEAD = (0, 2048)  # bytes fetched in advance; which is faster differs between processors
+SHORT, SHORT_MOST = 128 << 20, 512 << 20  # bytes, where there is little time
+SECONDS, PASSES = 0.8, 5  # of one kind of pass
+FILL_SECONDS = 1.0
+LOW = 0.5  # of what the modules can do: two threads of a fast CPU reach that on two channels
+ROW = b"\1" * (1 << 20)
+
+
+def probe(asked: Asked) -> Iterator[Finding]:
+    yield read(System(), *available_memory(), is_busy(asked.known.get("cpu.load", {}).get("average")))
+
+
+def read(system: System, available: int, bound: str, busy: bool = False) -> Finding:
+    """available: bytes, and `bound` says what sets them. busy: others compute."""
+    peak = modules.peak(modules.modules(system))
+    data = {"bytes_per_second": None, "threads": native.granted_threads(), "peak_bytes_per_second": peak}
+    if not native.AVAILABLE:
+        return Finding("memory.read", "reading", f"not measured: {native.REASON}", "note", data=data)
+    cache = last_level(system)
+    size = min(max(WANTED, 8 * cache), available // 4) >> 20 << 20
+    if size < max(LEAST * cache, len(ROW)):
+        reason = f"not measured: {gib(available)} are free ({bound})"
+        return Finding("memory.read", "reading", reason, "note", "", "close other programs, and run it again", data)
+    buffer = filled(size, LEAST * cache)
+    measured = bandwidth(buffer, native.granted_threads())
+    data |= {"bytes_per_second": measured, "bytes": len(buffer)}
+    value = f"{rate(measured)} with {data['threads']} threads"
+    if peak is not None:
+        value += f", {measured / peak:.0%} of what the modules can do"
+    finding = Finding("memory.read", "reading", value, data=data)
+    if busy:
+        return finding.but("note", "other programs computed meanwhile: it may be more", "close them, and run it again")
+    if peak is None or measured >= LOW * peak:
+        return finding
+    cost = f"experts on the CPU have {rate(measured)} of {rate(peak)}"
+    mend = "end what else reads memory; use more CPUs; on several NUMA nodes try numactl --interleave all"
+    return finding.but("note", cost, mend)
+
+
+def short() -> float | None:
+    """Bytes a second, in about half a second; None where there is no native library or too little memory."""
+    available, _ = available_memory()
+    size = min(max(SHORT, 2 * last_level(System())), SHORT_MOST, available // 4) >> 20 << 20
+    if not native.AVAILABLE or not size:
+        return None
+    return bandwidth(filled(size, min(size, SHORT // 2), 0.3), native.granted_threads(), 0.1)
+
+
+def bandwidth(buffer: memoryview, threads: int, seconds: float | None = None) -> float:
+    """Bytes a second, the best of several passes over all of it: others only ever take some away."""
+    from ftengine import _native
+
+    best = float("inf")
+    for ahead in AHEAD:
+        began = time.monotonic()
+        for _ in range(PASSES):
+            start = time.perf_counter()
+            _native.read_seconds(buffer, threads, ahead)
+            best = min(best, time.perf_counter() - start)
+            if time.monotonic() - began > (SECONDS if seconds is None else seconds):
+                break
+    return len(buffer) / best
+
+
+def filled(size: int, least: int, seconds: float | None = None) -> memoryview:
+    """Memory in large pages, of `size` bytes. Of fewer, but `least`, where the system takes long to clear large pages:
+    it moves others out of the way first.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, AttributeError):  # a kernel without them
+        pass
+    began = time.monotonic()
+    for at in range(0, size, len(ROW)):  # or every page is the system's one page of zeros
+        if at >= least and time.monotonic() - began > (FILL_SECONDS if seconds is None else seconds):
+            return memoryview(memory)[:at]
+        memory[at : at + len(ROW)] = ROW
+    return memoryview(memory)

@@ -1,0 +1,163 @@
+"""Runs probes in processes of their own, each with a time limit; what takes too long or breaks is a finding, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftlaunch import paths
+from ftlaunch.machine.probe import GROUPS, PROBES, Asked, Probe
+from ftlaunch.machine.verdict import Finding, Verdict, from_json
+
+SECONDS = 14.0  # that all of it takes at the most; a measurement that would begin later is left out
+LEAST_SECONDS = 0.4  # left for a measurement to begin
+
+Say = Callable[[str], None]
+
+
+def examine(asked: Asked, say: Say = lambda text: None, only: Sequence[str] | None = None) -> list[Finding]:
+    """All findings, by group. Facts are found side by side, measurements taken one after the other.
+
+    say: is told what is being measured. only: names of probes.
+    """
+    deadline = time.monotonic() + SECONDS
+    chosen = [p for p in PROBES if _limit(p, asked) is not None and (only is None or p.name in only)]
+    facts = [probe for probe in chosen if probe.stage == "facts"]
+    later = [
+        probe for probe in chosen if probe.stage in ("measure", "last") or (probe.stage == "model" and asked.model)
+    ]
+    found = run(facts, asked)
+    for probe in later:
+        told = replace(asked, known=known(found.values()))
+        if probe.name == "gpu_link" and not told.known.get("gpu.use", {}).get("usable"):
+            continue
+        if probe.stage == "measure":
+            say(f"Measuring: {probe.of}")
+        found |= run([probe], told, deadline - time.monotonic())
+    everything = [finding for probe in PROBES for finding in found.get(probe.name, [])]
+    return sorted(everything, key=lambda finding: list(GROUPS).index(finding.group))
+
+
+def known(found: Iterable[Sequence[Finding]]) -> dict[str, dict[str, Any]]:
+    """Data by id; of several with one id the first."""
+    data: dict[str, dict[str, Any]] = {}
+    for findings in found:
+        for finding in findings:
+            data.setdefault(finding.id, finding.data)
+    return data
+
+
+def run(probes: Sequence[Probe], asked: Asked, left: float = SECONDS) -> dict[str, list[Finding]]:
+    """What probes find, side by side, by their names; also what one had told before it was ended. left: seconds."""
+    running: list[_Running] = []
+    try:
+        running += [_Running(probe, asked, min(_limit(probe, asked) or 0.0, left)) for probe in probes]
+        return {one.probe.name: one.findings() for one in running}
+    finally:
+        for one in running:
+            one.leave()
+
+
+class _Running:
+    """A probe in its process, and a thread that takes its findings as they come."""
+
+    def __init__(self, probe: Probe, asked: Asked, limit: float) -> None:
+        self.probe, self.quick, self.limit = probe, asked.quick, limit
+        self.refused = "" if limit >= LEAST_SECONDS else "no time was left for it"
+        self.found: list[Finding] = []
+        self.status: int | None = None
+        self.deadline = time.monotonic() + limit
+        self.child: subprocess.Popen[bytes] | None = None
+        self.reader = threading.Thread(target=self._read, name="findings", daemon=True)
+        if self.refused:
+            return
+        try:
+            self.child = _start(probe, asked)
+        except OSError as error:
+            self.refused = f"no process can be started: {error.strerror}"
+            return
+        self.reader.start()
+
+    def findings(self) -> list[Finding]:
+        if self.refused:
+            return [_unknown(self.probe, self.refused, "note")]
+        self.reader.join(max(0.0, self.deadline - time.monotonic()))
+        if self.reader.is_alive():
+            self.leave()
+            return [*self.found, _silent(self.probe, self.limit, self.quick)]
+        if self.status:
+            return [*self.found, _unknown(self.probe, f"what asked ended with status {self.status}", "warn")]
+        return list(self.found)
+
+    def leave(self) -> None:
+        """Killed with all that it started, but not waited for: inside a driver's call a process may not even die."""
+        if self.child is not None and self.reader.is_alive():
+            try:
+                os.killpg(self.child.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def _read(self) -> None:
+        assert self.child is not None
+        assert self.child.stdout is not None
+        with self.child.stdout as lines:
+            for line in lines:
+                try:
+                    self.found.append(from_json(json.loads(line)))
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    pass  # a line cut short
+        self.status = self.child.wait()
+
+
+def _limit(probe: Probe, asked: Asked) -> float | None:
+    return probe.quick_seconds if asked.quick else probe.seconds
+
+
+def _start(probe: Probe, asked: Asked) -> subprocess.Popen[bytes]:
+    """In a group of its own, so that what it starts ends with it, and in no folder whose files could be imported."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    if environment.get("PYTHONPATH"):
+        folders = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(folder).absolute()) for folder in folders if folder)
+    if environment.get("FT_HOME"):
+        environment["FT_HOME"] = str(paths.home())
+    return subprocess.Popen(
+        [sys.executable, "-m", "ftlaunch.machine.child", probe.name, asked.to_json()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=None if os.environ.get("FT_DEBUG") == "1" else subprocess.DEVNULL,
+        cwd="/",
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _silent(probe: Probe, limit: float, quick: bool) -> Finding:
+    reason = f"no answer within {limit:.2g} s"
+    if quick or probe.late:
+        return _unknown(probe, reason, "note", "ft doctor" if quick else probe.late)
+    if probe.name != "gpu":
+        return _unknown(probe, reason, "warn")
+    return Finding(
+        "gpu.answer",
+        "driver",
+        f"the NVIDIA driver hangs: {reason}",
+        "bad",
+        "a server waits for it at every start, and then computes on the CPU",
+        "nvidia-smi; if that hangs too, restart the machine",
+        {"probe": probe.name},
+    )
+
+
+def _unknown(probe: Probe, reason: str, verdict: Verdict, mend: str = "") -> Finding:
+    group = probe.name.partition("_")[0]
+    return Finding(f"{group}.answer", probe.of, f"not known: {reason}", verdict, "", mend, {"probe": probe.name})

@@ -1,0 +1,41 @@
+"""The port that a server takes by default, and the servers that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ftlaunch.machine.probe import Asked
+from ftlaunch.machine.verdict import Finding, plural
+from ftlaunch.servers import ports, running
+from ftlaunch.servers.options import DEFAULT_HOST, DEFAULT_PORT
+
+
+def probe(asked: Asked) -> Iterator[Finding]:
+    found = running()
+    yield servers([f"{record.served_name} on {record.port}" for record in found])
+    yield port(DEFAULT_PORT, {record.port for record in found})
+
+
+def servers(names: list[str]) -> Finding:
+    if not names:
+        return Finding("server.running", "running", "none", data={"servers": []})
+    value = f"{plural(len(names), 'server')}: {', '.join(names)}"
+    cost = "memory, cores and the GPU are shared with what is measured here"
+    return Finding("server.running", "running", value, "note", cost, "ft ps, ft stop --all", {"servers": names})
+
+
+def port(number: int, own: set[int]) -> Finding:
+    data: dict[str, Any] = {"port": number, "free": False, "holder": None}
+    try:
+        if ports.is_free(DEFAULT_HOST, number):
+            return Finding("server.port", "port", f"{number} is free", data={**data, "free": True})
+    except OSError as error:
+        cost, value = "ft serve cannot listen", f"{DEFAULT_HOST}:{number}: {error.strerror}"
+        return Finding("server.port", "port", value, "bad", cost, "sudo ip link set lo up", data)
+    data["holder"] = holder = ports.holder(number)
+    if number in own:
+        return Finding("server.port", "port", f"{number}: {holder}", data=data)
+    cost = "ft serve refuses it, ft launch takes another one"
+    mend = f"ft serve --port {number + 1}"
+    return Finding("server.port", "port", f"{number} is held by {holder}", "note", cost, mend, data)

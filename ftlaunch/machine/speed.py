@@ -1,0 +1,199 @@
+"""Decode speed and first-prompt time, predicted from a model's sizes and a machine's bandwidths: what is read, by what.
+
+A decoded token takes D / B_V + h * T / B_V + missing((1 - h) * T) + L * tau: D the dense bytes that it reads, T its
+routed experts' bytes, h the share of them in slots, B_V the bandwidth of the memory that the device reads, L layers and
+tau what a layer takes however little it reads. On the CPU everything is read from host memory: (D + T) / B_H + L * tau.
+docs/fit.md says where the shares, times and hit rates below were measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ftengine.models.gpu.strategy import Lanes
+from ftlaunch.machine.fit import Fit, Model
+from ftlaunch.machine.hits import Hits
+from ftlaunch.machine.missing import missing_us
+
+CONTEXT = 512  # tokens before the one that is decoded; also of the first prompt
+WIDEST = 2.0  # a range's upper end, as a multiple of the lower one
+
+
+@dataclass(frozen=True)
+class Span:
+    """low <= likely <= high."""
+
+    low: float
+    likely: float
+    high: float
+
+    def times(self, factor: float) -> Span:
+        return Span(self.low * factor, self.likely * factor, self.high * factor)
+
+    def narrow(self) -> Span:
+        """At most WIDEST wide: what lies further from `likely` than its root is cut off."""
+        root = math.sqrt(WIDEST)
+        return Span(max(self.low, self.likely / root), self.likely, min(self.high, self.likely * root))
+
+
+# Of a time for bytes at the bandwidth that the doctor measures, and of a fixed time
+STREAM = Span(0.90, 1.05, 1.30)
+FIXED = Span(0.70, 1.00, 1.45)
+CPU_LAYER, CPU_STEP = 0.1, 0.35  # ms
+GPU_LAYER = 0.031  # ms of a decode step
+GPU_PROMPT_LAYER = 5.0  # ms of a step with prompt tokens, whatever their number up to some hundred
+OVERLAP = 0.5  # of the shorter one of computing and fetching is not hidden behind the longer one
+COMPUTE = Span(0.75, 1.0, 1.4)
+# Products a second of one core in prompts, by the version of the kernels; of `portable` nothing was measured
+CORE_PRODUCTS = {"amx": 60e9, "avx512_bf16": 95e9, "avx512": 50e9, "avx2": 45e9}
+# Bytes a second of FP8 and FP4 weights that one core computes with, where that may be less than it reads
+CORE_BYTES = {"avx512": 8e9, "avx2": 7e9}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a prediction needs of it. Bytes a second; None for what is not known.
+
+    host: read by all threads; device: read by the GPU of its own memory; link: to the GPU.
+    """
+
+    host: float | None = None
+    device: float | None = None
+    link: float | None = None
+    threads: int = 1
+    kernels: str = "avx2"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the time. bytes and bandwidth: None where it is not made of them. ms: low, likely, high."""
+
+    name: str
+    formula: str
+    ms: Span
+    bytes: float | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """decode: tokens a second of one sequence; prompt: seconds until the first token of CONTEXT cold ones."""
+
+    decode: Span
+    prompt: Span
+    decode_terms: tuple[Term, ...]
+    prompt_terms: tuple[Term, ...]
+
+
+def predict(model: Model, fit: Fit, machine: Machine, hits: Hits, lanes: Lanes | None = None) -> Speed | None:
+    """Before anything was served. None where the machine's bandwidth is not known, or the model does not fit.
+
+    hits: share of a token's experts in slots. lanes: what experts without a slot cost on this machine.
+    """
+    if not fit.fits:
+        return None
+    if fit.device == "cpu":
+        if not machine.host or machine.kernels not in CORE_PRODUCTS:
+            return None
+        narrow = model.layout is not None and model.layout.gate_up.bits < 16
+        most = CORE_BYTES.get(machine.kernels, math.inf) if narrow else math.inf
+        host = min(machine.host, machine.threads * most)
+        decode, prompt = _cpu_decode(model, host), _cpu_prompt(model, machine, host)
+    else:
+        resident = fit.strategy is None or fit.strategy.strategy == "resident"
+        if not machine.device or not (resident or lanes):
+            return None
+        decode = _gpu_decode(model, fit, machine.device, hits, lanes)
+        prompt = _gpu_prompt(model, fit, machine.link)
+    step = total(decode)
+    rates = Span(1e3 / step.high, 1e3 / step.likely, 1e3 / step.low)
+    return Speed(rates.narrow(), total(prompt).times(1e-3).narrow(), decode, prompt)
+
+
+def total(terms: Iterable[Term]) -> Span:
+    """ms."""
+    spans = [term.ms for term in terms]
+    return Span(sum(span.low for span in spans), sum(span.likely for span in spans), sum(span.high for span in spans))
+
+
+def dense_bytes(model: Model) -> int:
+    """D: read by every token. The state of recurrent layers is read and written."""
+    return model.sizes.dense - model.embedding + 2 * model.demand.state + CONTEXT * model.demand.token
+
+
+def routed_bytes(model: Model) -> int:
+    """T = layers * experts a token * bytes of an expert."""
+    return model.sizes.layers * model.demand.top_k * model.sizes.block
+
+
+def layers(model: Model) -> int:
+    found = model.text_config.get("num_hidden_layers")
+    return found if isinstance(found, int) else model.sizes.layers
+
+
+def _stream(name: str, formula: str, size: float, bandwidth: float, share: Span = STREAM) -> Term:
+    return Term(name, formula, share.times(size / bandwidth * 1e3), size, bandwidth)
+
+
+def _cpu_decode(model: Model, host: float) -> tuple[Term, ...]:
+    return (
+        _stream("dense weights, state", "D / B_H", dense_bytes(model), host),
+        _stream("experts", "T / B_H", routed_bytes(model), host),
+        Term("layers", "L * tau", FIXED.times(layers(model) * CPU_LAYER)),
+        Term("step", "tau_s", FIXED.times(CPU_STEP)),
+    )
+
+
+def _cpu_prompt(model: Model, machine: Machine, host: float) -> tuple[Term, ...]:
+    rate = machine.threads * CORE_PRODUCTS[machine.kernels]
+    touched = model.sizes.dense - model.embedding + _touched(model) * model.sizes.banks
+    compute = Term("computing", "n * P / F", COMPUTE.times(CONTEXT * model.products / rate * 1e3))
+    return compute, _stream("weights", "W / B_H", touched, host), Term("layers", "L * tau", FIXED.times(layers(model)))
+
+
+def _touched(model: Model) -> float:
+    """Share of all experts that a prompt of CONTEXT tokens meets, were they chosen evenly."""
+    if not model.sizes.experts:
+        return 0.0
+    return 1.0 - (1.0 - min(1.0, model.demand.top_k / model.sizes.experts)) ** CONTEXT
+
+
+def _gpu_decode(model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes | None) -> tuple[Term, ...]:
+    routed = routed_bytes(model)
+    terms = [_stream("dense weights, state", "D / B_V", dense_bytes(model), device)]
+    strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
+    found = Hits(1.0, 1.0, 1.0) if strategy == "resident" else hits
+    if found.likely:
+        terms.append(_stream("experts in slots", "h T / B_V", found.likely * routed, device))
+    if strategy != "resident" and lanes is not None:
+        terms.append(_missing(model, strategy, found, lanes))
+    terms.append(Term("layers", "L * tau", FIXED.times(layers(model) * GPU_LAYER)))
+    return tuple(terms)
+
+
+def _missing(model: Model, strategy: str, hits: Hits, lanes: Lanes) -> Term:
+    """A layer's experts without a slot, by the lanes' costs; more hits, less time."""
+
+    def ms(share: float) -> float:
+        return model.sizes.layers * missing_us(strategy, model.demand.top_k, 1.0 - share, lanes) / 1e3
+
+    likely = ms(hits.likely)
+    span = Span(0.9 * ms(hits.high), likely, 1.15 * ms(hits.low))
+    size = (1.0 - hits.likely) * routed_bytes(model)
+    return Term("missing experts", "lanes((1-h) T)", span, size, size / likely * 1e3 if likely else None)
+
+
+def _gpu_prompt(model: Model, fit: Fit, link: float | None) -> tuple[Term, ...]:
+    """Experts without a slot cross the link once, behind and beside what is computed."""
+    compute = FIXED.times(layers(model) * GPU_PROMPT_LAYER)
+    terms = [Term("computing", "L * tau_p", compute)]
+    absent = model.sizes.total - fit.slots if fit.strategy is not None and fit.strategy.strategy != "resident" else 0
+    if absent and link:
+        size = absent * model.sizes.block * _touched(model)
+        whole = STREAM.times(size / link * 1e3)
+        longer, shorter = max(compute.likely, whole.likely), min(compute.likely, whole.likely)
+        beyond = longer + OVERLAP * shorter - compute.likely
+        terms.append(Term("experts fetched", "beside", whole.times(beyond / whole.likely), size, link))
+    return tuple(terms)
