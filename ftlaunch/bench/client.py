@@ -114,16 +114,28 @@ def streams(target: Target, path: str, bodies: Sequence[dict[str, Any]]) -> list
 
 def get(target: Target, path: str) -> dict[str, Any]:
     """The JSON object at `path`; empty when there is none."""
+    try:
+        return ask(target, path)[1]
+    except FtError:
+        return {}
+
+
+def ask(target: Target, path: str) -> tuple[int, dict[str, Any]]:
+    """The HTTP status and the JSON object at `path`, empty when there is none. Raises FtError where nothing answers."""
     connection = _connection(target, ASK_SECONDS)
     try:
         connection.request("GET", path, headers=target.headers)
         with connection.getresponse() as response:
-            body = json.loads(response.read(MOST_BODY)) if response.status == 200 else None
-    except (OSError, http.client.HTTPException, ValueError, RecursionError):
-        return {}
+            status, text = response.status, response.read(MOST_BODY)
+    except (OSError, http.client.HTTPException) as error:
+        raise FtError(f"nothing answers at {target.url} ({error})", "ft ps, and look at the address") from error
     finally:
         connection.close()
-    return body if isinstance(body, dict) else {}
+    try:
+        body = json.loads(text) if status == 200 else None
+    except (ValueError, RecursionError):
+        body = None
+    return status, body if isinstance(body, dict) else {}
 
 
 def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ftengine.errors import FtError
-from ftlaunch.bench.client import Target, get
+from ftlaunch.bench.client import Target, ask, get
 from ftlaunch.servers.options import ServeOptions
 from ftlaunch.servers.record import ServerRecord
 
@@ -86,9 +86,12 @@ def address(url: str, api_key: str | None) -> Standing:
     if not _is_address(url):
         raise FtError(f"{url} is not an address such as http://127.0.0.1:1919", "--url http://HOST:PORT")
     base = Target(url.rstrip("/").removesuffix("/v1"), "", api_key)
-    models = get(base, "/v1/models").get("data")
+    status, answer = ask(base, "/v1/models")
+    models = answer.get("data")
     if not isinstance(models, list) or not models or not isinstance(models[0], dict) or "id" not in models[0]:
-        raise FtError(f"{base.url}/v1/models names no model", "look at the address, and at --api-key")
+        if status in (401, 403):
+            raise FtError(f"{base.url} wants another key (HTTP {status})", "FT_API_KEY, or --api-key")
+        raise FtError(f"{base.url}/v1/models names no model (HTTP {status})", "look at the address")
     return Standing(replace(base, model=str(models[0]["id"])))
 
 

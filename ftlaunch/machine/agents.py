@@ -42,7 +42,9 @@ def agent(provider: Provider, program: Program) -> Finding:
     data = {"version": program.version, "missing": list(program.missing), "tested": wanted.tested}
     if program.missing:
         value = "not installed" if wanted.spec in program.missing else f"needs {' and '.join(program.missing)}"
-        return Finding(id, provider.title, f"{value}, ft launch {provider.name} offers to fetch it", data=data)
+        if shutil.which("npm") is not None:  # else agents.node tells what is needed to fetch it
+            value += f", ft launch {provider.name} offers to fetch it"
+        return Finding(id, provider.title, value, data=data)
     value = program.version or "of unknown version"
     if program.version is not None and not wanted.supports(program.version):
         cost = "its settings may have changed since"

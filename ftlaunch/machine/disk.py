@@ -36,21 +36,32 @@ def probe(asked: Asked) -> Iterator[Finding]:
 
 def nearest(path: Path) -> Path:
     """The path, or the first folder above it that is there."""
-    return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
+    return next((folder for folder in (path, *path.parents) if _is_folder(folder)), Path("/"))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # it lies in a folder of someone else's
+        return False
 
 
 def home() -> Finding:
     """Whether ft can write where it keeps its files; nothing is written to find out."""
     folder = paths.home()
-    there = nearest(folder)
+    there, exists = nearest(folder), _is_folder(folder)
+    # A file, or a link to nothing, keeps the folder from being made.
+    obstacle = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), there)
+    in_the_way = not _is_folder(obstacle)
     writable = os.access(there, os.W_OK | os.X_OK) and not os.statvfs(there).f_flag & os.ST_RDONLY
-    data = {"path": str(folder), "exists": folder.is_dir(), "writable": writable}
-    value = str(folder) if folder.is_dir() else f"{folder}, made when it is needed"
-    if writable:
+    data = {"path": str(folder), "exists": exists, "writable": writable and not in_the_way}
+    if data["writable"]:
+        value = str(folder) if exists else f"{folder}, made when it is needed"
         return Finding("disk.home", "ft's folder", value, data=data)
+    value = f"{obstacle} is not a folder" if in_the_way else f"{folder} cannot be written to"
     cost = "ft pull, serve and launch write there"
     mend = "set FT_HOME to a folder of yours on a disk that can be written to"
-    return Finding("disk.home", "ft's folder", f"{folder} cannot be written to", "bad", cost, mend, data)
+    return Finding("disk.home", "ft's folder", value, "bad", cost, mend, data)
 
 
 def kind(system: System, folder: Path) -> Finding:

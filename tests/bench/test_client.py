@@ -13,6 +13,7 @@ from ftengine.errors import FtError
 from ftlaunch.bench import client
 from ftlaunch.bench.client import Reply, Target, get, stream, streams
 from ftlaunch.bench.decode import _rates
+from ftlaunch.bench.place import address
 
 
 def event(**fields: object) -> bytes:
@@ -36,7 +37,7 @@ class Answers(BaseHTTPRequestHandler):
         self.server.over.wait(self.server.silence)
 
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(self.server.told)
         self.end_headers()
         self.wfile.write(b"[1, 2]")
 
@@ -46,6 +47,7 @@ class Answers(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     answer: tuple[int, bytes] = 200, b""
+    told = 200  # to a GET
     silence = 0.0
     daemon_threads = True
 
@@ -137,3 +139,12 @@ def test_nobody_there(server: Server) -> None:
     assert get(nobody, "/health") == {}
     with pytest.raises(FtError, match="does not answer"):
         stream(nobody, "/v1/completions", {})
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "wants another key"), (403, "wants another key"), (500, "no model")]
+)
+def test_an_address_without_models(server: Server, status: int, said: str) -> None:
+    server.told = status
+    with pytest.raises(FtError, match=rf"{said} \(HTTP {status}\)"):
+        address(f"http://127.0.0.1:{server.server_port}", None)

@@ -107,7 +107,7 @@ ROWS = [
     (["decode", "--url", "nonsense"], 1, "nonsense is not an address such as"),
     (["decode", "--url", "http://[::1"], 1, "is not an address such as"),
     (["decode", "--url", "http://127.0.0.1:99999"], 1, "is not an address such as"),
-    (["decode", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1/v1/models names no model"),
+    (["decode", "--url", "http://127.0.0.1:1"], 1, "nothing answers at http://127.0.0.1:1 ("),
     (["decode", "--streams", "1,0"], 2, "'1,0' is not numbers from 1 to 256"),
     (["decode", "--streams", "many"], 2, "'many' is not numbers"),
     (["decode", "--flags", "--threads 1"], 2, "--flags start a server, which needs --model"),

@@ -15,8 +15,8 @@ import pytest
 
 from ftengine.conversation import Conversation, Event, Message, Reasoning, Text, ToolCall, ToolCallStart, ToolChoice
 from ftengine.dialect import Dialect, Prompt
-from ftengine.dialect.answers_file import LARGEST
 from ftengine.dialect import generations as memory
+from ftengine.dialect.answers_file import LARGEST
 from ftengine.dialect.contexts import Place
 from ftengine.dialect.generations import CallWritten, Generated, Generations
 from ftengine.dialect.opening import demo_template

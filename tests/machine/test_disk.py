@@ -79,6 +79,20 @@ def test_a_home_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> No
     assert "FT_HOME" in found.mend
 
 
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_home_where_a_file_or_a_link_to_nothing_lies(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As mkdir sees it: such a folder can never be made."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name in ("file", "link"):
+        monkeypatch.setenv("FT_HOME", str(tmp_path / name / below))
+        found = disk.home()
+        assert (found.verdict, found.data["writable"]) == ("bad", False)
+        assert found.value == f"{tmp_path / name} is not a folder"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="O_DIRECT and O_TMPFILE are Linux's")
 def test_reading(tmp_path: Path) -> None:
     """Without a model a nameless file is read, which leaves nothing; with one, its largest file."""

@@ -76,8 +76,11 @@ def test_agents_in_ft_s_own_folder(ft_home: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_without_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What npm would fetch is not offered then."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert agents.node().verdict == "note"
+    codex = PROVIDERS["codex"]
+    assert agents.agent(codex, binaries.locate(codex, tmp_path / "none", os.environ)).value.endswith("not installed")
 
 
 def test_a_node_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ftengine.dialect.prompt.turns import Turn
 
+_in_order = json.JSONEncoder(sort_keys=True).encode
+
 
 @dataclass(frozen=True)
 class Place:
@@ -51,6 +53,6 @@ def _content(turn: Turn) -> bytes:
     if turn.role == "assistant":
         fields[1] = "".join(turn.text.split())
         for call in turn.calls:
-            fields += (call.name, json.dumps(call.arguments, sort_keys=True))
+            fields += (call.name, _in_order(call.arguments))
     encoded = [value.encode("utf-8", "surrogatepass") for value in fields]
     return b"%d:" % len(encoded) + b"".join(b"%d:%b" % (len(value), value) for value in encoded)

@@ -67,7 +67,9 @@ class HostAndDisk:
             return None
         records = place.records(above)
         kind: BoundaryKind | None = place.kind if self._books.index.stateful else None
-        return Found(place.tokens, place.tier(above), kind, place, sum(record.worth.bytes for record in records))
+        # Without a host tier what lies in memory is on its way to the disk, or was read from it for another request.
+        tier = place.tier(above) if self._host_bytes else "disk"
+        return Found(place.tokens, tier, kind, place, sum(record.worth.bytes for record in records))
 
     def restore(
         self,
