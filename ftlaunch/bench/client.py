@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ftengine.errors import FtError
+from ftlaunch.servers.ask import error_message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +74,7 @@ def stream(target: Target, path: str, body: dict[str, Any]) -> Reply:
         connection.request("POST", path, json.dumps(wanted), target.headers)
         with connection.getresponse() as response:
             if response.status != 200:
-                said = _reason(response.read(MOST_BODY))
+                said = error_message(response.read(MOST_BODY))
                 raise FtError(said or f"{target.url}{path} answered {response.status}", target.help)
             lines = _lines(response)
     except TimeoutError as error:
@@ -216,10 +217,3 @@ class _Said:
         texts = {name: text for name, text in self._texts.items() if text}
         calls = {"tool_calls": list(self._calls.values())} if self._calls else {}
         return {"role": "assistant", "content": "", **texts, **calls}
-
-
-def _reason(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return ""

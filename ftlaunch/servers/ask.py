@@ -81,7 +81,7 @@ def fetch(record: ServerRecord, path: str, body: dict[str, Any], next_step: str,
     if len(answer) > MOST_ANSWER:
         raise FtError(f"the server's answer is longer than {MOST_ANSWER >> 20} MiB", next_step)
     if status != 200:
-        raise FtError(_reason(answer) or f"the server answered with status {status}", next_step)
+        raise FtError(error_message(answer) or f"the server answered with status {status}", next_step)
     return answer
 
 
@@ -124,7 +124,8 @@ def _answer(connection: http.client.HTTPConnection, seconds: float) -> tuple[int
     return response.status, body
 
 
-def _reason(answer: bytes) -> str:
+def error_message(answer: bytes) -> str:
+    """What a server says in the body of a refusal; "" where it is not in the form that all of its APIs share."""
     try:
         return str(json.loads(answer)["error"]["message"])
     except (ValueError, LookupError, TypeError, RecursionError):

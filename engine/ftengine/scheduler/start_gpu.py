@@ -44,9 +44,9 @@ from ftengine.wire import Failed
 log = logging.getLogger(__name__)
 
 LOADED, PREPARED, COMPILED = 0.6, 0.7, 0.95  # fractions of the start
-# Tokens of prompts computed before the first request, besides the largest step: numbers of both kinds that Triton
-# compiles separately, divisible by 16 and not.
 TURN_SECONDS = 1e-4  # of the interpreter, while a thread imports beside the reading of weights
+# Tokens of prompts computed before the first request, besides the largest step: a number that is no multiple of 16, for
+# which Triton compiles separately.
 WARM_PROMPTS = (97,)
 COMPILED_PROMPTS = (512, 2048)  # whose kernels are compiled and not run: experts' tiles have a size for these lengths
 

@@ -113,7 +113,7 @@ def prepare_again() -> None:
 
 
 def load_library() -> None:
-    """Imports what long chunks need, which takes seconds; for a thread beside other work."""
+    """Imports what long chunks need; for a thread beside other work."""
     try:
         _library()
     except Exception:  # the first chunk that needs it tells
