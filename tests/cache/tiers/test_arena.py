@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+import struct
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ import torch
 
 from ftengine.cache.tiers.arena import Arena, Block
 from ftengine.cache.tiers.pinning import PinnedWindows
+
+PAGE = mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -106,3 +111,29 @@ def test_windows_are_pinned_as_they_are_used(caplog: pytest.LogCaptureFixture) -
     assert windows.pieces(outside)[0] is outside
     windows.close()
     assert pinning.closed == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/pagemap is Linux's")
+def test_pages_are_there_before_they_are_pinned() -> None:
+    """The driver would wait for them, and every step with it."""
+    arena = Arena(64 * PAGE)
+    arena.memory[PAGE + 5] = 7
+    seen: list[list[bool]] = []
+
+    def pin(tensor: torch.Tensor) -> Pinning.Outcome:
+        seen.append(present(tensor.data_ptr(), tensor.nbytes // PAGE))
+        return Pinning(1)(tensor)
+
+    windows = PinnedWindows(arena, pin, window=32 * PAGE)
+    windows.pieces(arena.memory[33 * PAGE : 34 * PAGE])
+    windows.pieces(arena.memory[:10])
+    assert seen == [[True] * 32] * 2
+    assert arena.memory[PAGE + 5] == 7
+    assert arena.memory.sum() == 7
+
+
+def present(address: int, pages: int) -> list[bool]:
+    """Bit 63 of the kernel's pagemap (Documentation/admin-guide/mm/pagemap.rst)."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as table:
+        table.seek(address // PAGE * 8)
+        return [bool(word >> 63) for word in struct.unpack(f"={pages}Q", table.read(8 * pages))]
