@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -24,6 +26,7 @@ using Ids = nb::ndarray<nb::ro, int32_t, nb::ndim<2>, nb::c_contig>;
 using Weights = nb::ndarray<nb::ro, float, nb::ndim<2>, nb::c_contig>;
 using Activations = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig>;
 using Output = nb::ndarray<float, nb::ndim<2>, nb::c_contig>;
+using Log = nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
 using Blocks = nb::ndarray<nb::ro, uint8_t, nb::ndim<2>, nb::c_contig>;
 // blocks, hidden, intermediate, formats of gate_up and down, bias
 using Bank = std::tuple<Blocks, int64_t, int64_t, int, int, bool>;
@@ -115,6 +118,17 @@ nb::dict counts(PythonLane &lane) {
     return named;
 }
 
+int64_t copy_log(PythonLane &lane, const Log &out) {
+    std::vector<ft::LaneRecord> found(std::min<size_t>(out.shape(0), ft::LaneLog::SIZE));
+    const int64_t count = lane.lane().log().copy(found.data(), int64_t(found.size()));
+    for (int64_t i = 0; i < count; ++i) {
+        const ft::LaneRecord &one = found[size_t(i)];
+        const int64_t line[] = {one.number, one.experts, one.routes, one.nanoseconds, one.idle};
+        std::copy(std::begin(line), std::end(line), out.data() + i * int64_t(std::size(line)));
+    }
+    return count;
+}
+
 double request(PythonLane &lane, int32_t layer, int32_t tokens, double limit) {
     want(lane.lane().open(), "the lane is closed");
     double seconds = 0;
@@ -149,5 +163,8 @@ void bind_lane(nb::module_ &m) {
         .def("close", [](PythonLane &lane) { lane.lane().close(); }, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("open", [](PythonLane &lane) { return lane.lane().open(); })
         .def_prop_ro("awake", [](PythonLane &lane) { return lane.lane().awake(); })
-        .def("counts", &counts);
+        .def("counts", &counts)
+        .def("copy_log", &copy_log, "out"_a.noconvert(),
+             "The newest requests into rows of out int64 [N, 5], oldest first: number, distinct experts, routes, ns from\n"
+             "the bell to the reply, ns from the reply before to the bell. Returns how many there are.");
 }

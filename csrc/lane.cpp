@@ -22,12 +22,43 @@ void store(int32_t *number, int32_t value) { __atomic_store_n(number, value, __A
 
 void add(std::atomic<int64_t> &count, int64_t more) { count.fetch_add(more, std::memory_order_relaxed); }
 
+constexpr int64_t MOST_COUNT = UINT16_MAX, MOST_TIME = UINT32_MAX;  // of an entry of the log: 4.3 s
+
 }  // namespace
+
+// An entry is a number and two counts in 64 bits, and two times in 64.
+void LaneLog::add(const LaneRecord &record) {
+    const auto fit = [](int64_t value, int64_t most) { return uint64_t(std::clamp<int64_t>(value, 0, most)); };
+    const int64_t count = count_.load(std::memory_order_relaxed);
+    Entry &entry = entries_[size_t(count % SIZE)];
+    const uint64_t counts = fit(record.experts, MOST_COUNT) << 16 | fit(record.routes, MOST_COUNT);
+    // Released, each of them: where copy() sees any of the new entry, it sees that one is being overwritten.
+    count_.store(count + 1, std::memory_order_relaxed);
+    entry.what.store(uint64_t(uint32_t(record.number)) << 32 | counts, std::memory_order_release);
+    entry.times.store(fit(record.idle, MOST_TIME) << 32 | fit(record.nanoseconds, MOST_TIME),
+                      std::memory_order_release);
+    done_.store(count + 1, std::memory_order_release);
+}
+
+int64_t LaneLog::copy(LaneRecord *out, int64_t most) const {
+    const int64_t done = done_.load(std::memory_order_acquire);
+    int64_t first = std::max<int64_t>(0, done - std::min(most, SIZE));
+    for (int64_t i = first; i < done; ++i) {
+        const Entry &entry = entries_[size_t(i % SIZE)];
+        const uint64_t what = entry.what.load(std::memory_order_acquire);
+        const uint64_t times = entry.times.load(std::memory_order_acquire);
+        out[i - first] = {int32_t(what >> 32), int32_t(what >> 16 & MOST_COUNT), int32_t(what & MOST_COUNT),
+                          int64_t(times & MOST_TIME), int64_t(times >> 32)};
+    }
+    const int64_t lost = std::clamp<int64_t>(count_.load(std::memory_order_relaxed) - SIZE - first, 0, done - first);
+    std::copy(out + lost, out + (done - first), out);
+    return done - first - lost;
+}
 
 Lane::Lane(std::vector<ExpertBank> banks, const Mail &mail, const MatmulKernels &kernels, int threads, int64_t patience)
     : banks_(std::move(banks)), mail_(mail), kernels_(kernels), threads_(threads), patience_(patience),
       process_(int(getpid())), served_(load(mail.bell)) {
-    busy_until_ = now_ns();
+    answered_ = busy_until_ = now_ns();
     run_team(threads_, [](Team &) {});  // the pool's threads inherit the mask of who calls for them first: not work()'s
     thread_ = std::thread(&Lane::work, this);
 }
@@ -132,19 +163,24 @@ void Lane::follow(Team &team, uint32_t seen) {
 void Lane::serve(Team &team, int32_t number) {
     const int64_t begin = now_ns();
     const LaneError error = prepare();
+    LaneRecord record{.number = number, .idle = begin - answered_};
     if (error == LaneError::none) {
         go_.advance();
         compute(team);
-        add(routes_, route_count(*request_.routes));
-        add(experts_, expert_count(*request_.routes));
+        record.routes = int32_t(route_count(*request_.routes));
+        record.experts = int32_t(expert_count(*request_.routes));
     } else {
         refuse(error);
     }
     served_ = number;
     store(mail_.reply, number);
-    busy_until_ = now_ns();
+    answered_ = busy_until_ = now_ns();
+    record.nanoseconds = answered_ - begin;
     add(requests_, 1);
-    add(nanoseconds_, busy_until_ - begin);
+    add(routes_, record.routes);
+    add(experts_, record.experts);
+    add(nanoseconds_, record.nanoseconds);
+    log_.add(record);
 }
 
 // What the other side wrote may be anything: nothing of it is used unchecked.

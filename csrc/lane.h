@@ -6,6 +6,7 @@
 // to sleep, and one thread looks at the bell now and then; wake() makes all of them spin again.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -40,6 +41,32 @@ struct LaneCounts {
     int64_t awakenings = 0;   // times that the threads were asleep and began to spin
 };
 
+// A request as the lane saw it.
+struct LaneRecord {
+    int32_t number = 0;
+    int32_t experts = 0, routes = 0;  // distinct experts; (row, expert) pairs
+    int64_t nanoseconds = 0;          // from the bell to the reply
+    int64_t idle = 0;                 // from the reply before to the bell, ns
+};
+
+// The last requests. One thread writes, any thread reads: what is overwritten while it is read is left out.
+class LaneLog {
+public:
+    static constexpr int64_t SIZE = 4096;  // requests of some tens of decode steps
+
+    void add(const LaneRecord &record);
+
+    // The newest `most` of those kept, oldest first. Returns how many.
+    int64_t copy(LaneRecord *out, int64_t most) const;
+
+private:
+    struct Entry {
+        std::atomic<uint64_t> what{0}, times{0};
+    };
+    std::array<Entry, SIZE> entries_;
+    std::atomic<int64_t> count_{0}, done_{0};  // entries begun and entries that are whole
+};
+
 class Lane {
 public:
     // banks[i] belongs to MoE layer i. patience: ns. Banks and mail outlive the lane.
@@ -61,6 +88,7 @@ public:
     bool open() const;
     bool awake() const { return awake_.load(std::memory_order_relaxed); }
     LaneCounts counts() const;
+    const LaneLog &log() const { return log_; }
 
 private:
     void work();
@@ -86,6 +114,7 @@ private:
     int32_t served_ = 0;
     uint32_t heard_ = 0;
     int64_t busy_until_ = 0;  // when the last request was served or wake() heard, ns
+    int64_t answered_ = 0;    // when the last request was served, ns
     Block filled_;
 
     // The request that helpers take part in: written before go_ advances.
@@ -99,6 +128,7 @@ private:
     Signal alarm_;  // advanced by wake() and close()
     std::atomic<bool> closing_{false}, awake_{false};
     std::atomic<int64_t> requests_{0}, routes_{0}, experts_{0}, nanoseconds_{0}, awakenings_{0};
+    LaneLog log_;
     std::thread thread_;
 };
 

@@ -58,8 +58,9 @@ def prompts() -> Path:
 
 def private(directory: Path) -> Path:
     """The directory, made if need be, that only its owner can enter."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return directory
+    from ftengine.private import private_folder
+
+    return private_folder(directory)
 
 
 def write_private(path: Path, text: str) -> None:

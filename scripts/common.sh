@@ -34,7 +34,7 @@ need_compiler() {
 
 need_npm() {
     command -v npm >/dev/null ||
-        fail 'npm is missing, and the agents are npm packages. Install Node 20 or newer: https://nodejs.org'
+        fail 'npm is missing, and the agents are npm packages. Install Node 22 or newer: https://nodejs.org'
 }
 
 # install_project EXTRAS: editable, so that a changed Python file counts at once. Skipped while what decides the result

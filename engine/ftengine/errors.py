@@ -15,6 +15,9 @@ FtError                       one sentence for a person, and the next command to
 
 from __future__ import annotations
 
+import re
+import shlex
+
 
 class FtError(Exception):
     """`str(error)` is one sentence; `next_step` is a command or setting that helps, or empty."""
@@ -77,3 +80,15 @@ class Forbidden(RequestError):
     def __init__(self, message: str, *, status: int = 403) -> None:
         super().__init__(message)
         self.status = status
+
+
+def for_model(step: str, model: str) -> str:
+    """A next step whose `ft serve` commands name the model, so that they can be typed as they stand.
+
+    model: a name or a path, as it is given to --model.
+    """
+
+    def named(command: re.Match[str]) -> str:
+        return command[0] if "--model" in command[0] else f"ft serve --model {shlex.quote(model)}{command[1]}"
+
+    return re.sub(r"\bft serve\b([^,]*)", named, step)

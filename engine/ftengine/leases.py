@@ -13,6 +13,8 @@ import secrets
 from pathlib import Path
 from types import TracebackType
 
+from ftengine.private import private_folder
+
 _UNFINISHED = "."  # names that begin so are being made and are not leases yet
 
 
@@ -45,8 +47,7 @@ def acquire(folder: str | Path) -> Lease:
 
     The descriptor is not inherited by programs that this process starts: a lease lives as long as its holder.
     """
-    folder = Path(folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = private_folder(Path(folder))
     name = f"{os.getpid()}-{secrets.token_hex(8)}"
     # Locked under a name that `held` passes over, then renamed: nobody sees a lease that is not locked yet.
     draft = folder / (_UNFINISHED + name)

@@ -12,7 +12,7 @@ Cell = Callable[[Point], str]
 
 
 def heading(report: Report) -> str:
-    return "\n".join(_fill(line) for line in _heading(report))
+    return "\n".join(fill(line) for line in _heading(report))
 
 
 def _heading(report: Report) -> Iterator[str]:
@@ -49,7 +49,7 @@ def notes(report: Report) -> list[str]:
     found = [sentence(report, one) for one in report.comparisons]
     if report.bench == "load":
         found += [text for variant in report.variants for text in _stages(report, variant)]
-    return [_fill(text) for text in found]
+    return [fill(text) for text in found]
 
 
 def sentence(report: Report, one: Comparison) -> str:
@@ -88,7 +88,7 @@ def _stages(report: Report, variant: Variant) -> Iterator[str]:
             yield f"{name}{point.key['page_cache']}, the engine's own stages in s: {', '.join(parts)}"
 
 
-def _fill(text: str) -> str:
+def fill(text: str) -> str:
     return textwrap.fill(text, COLUMNS, subsequent_indent="   ", break_on_hyphens=False)
 
 

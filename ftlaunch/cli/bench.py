@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftlaunch.cli import bench_served
+from ftlaunch.cli import bench_bw, bench_served
 from ftlaunch.cli.output import Output, json_option
 from ftlaunch.cli.sizes import Share
 
@@ -30,8 +30,8 @@ def command() -> None:
     """Measure this machine and what it serves."""
 
 
-for served in (bench_served.decode, bench_served.prefill, bench_served.load, bench_served.agent):
-    command.add_command(served)
+for other in (bench_bw.bw, bench_served.decode, bench_served.prefill, bench_served.load, bench_served.agent):
+    command.add_command(other)
 
 
 @command.command("cpu")

@@ -23,7 +23,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 PROMPTS = ("code", "tokens")  # ftlaunch.bench.prompts.KINDS, which is slower to import
 MOST_TOKENS, MOST_STREAMS, MOST_RUNS, MOST_TURNS = 10_000_000, 256, 1000, 100
 SERVED_NAME = "ft-bench"  # a launch looks for a server by its model's name, and must not join one that is measured
-CHOSEN = ("--model", "--host", "--port", "--api-key", "--served-model-name", "--background", "--leased")
 TOKENS = click.IntRange(1, MOST_TOKENS)
 RUNS = click.IntRange(1, MOST_RUNS)
 
@@ -321,30 +320,15 @@ def _places(asked: Asked, command: str) -> Sequence[Place]:
 def _started(model: str, flags: Sequence[str]) -> list[Started]:
     """All flags are read before anything starts. Raises click's errors for wrong ones, and FtError."""
     from ftlaunch.bench.place import Started
-    from ftlaunch.cli.serve import command
-    from ftlaunch.servers.options import ServeOptions
+    from ftlaunch.cli.flags import serve_options, words
     from ftlaunch.store import resolve
 
     directory = str(resolve(model))
-    help_names = click.get_current_context().help_option_names  # click keeps a command's first ones
     found = []
     for text in flags or ("",):
-        words = _words(text)
+        asked = words(text, "is chosen by ft bench")
         # What is measured is not worth keeping on the disk, and would push out what is.
-        given = [] if any(word.partition("=")[0] == "--cache-disk" for word in words) else ["--cache-disk", "0"]
+        given = [] if any(word.partition("=")[0] == "--cache-disk" for word in asked) else ["--cache-disk", "0"]
         named = ["--model", directory, "--port", "0", "--served-model-name", SERVED_NAME]
-        context = command.make_context("ft serve", [*named, *given, *words], help_option_names=help_names)
-        options = ServeOptions(**{**context.params, "api_key": None})
-        found.append(Started(model, shlex.join(words), options))
+        found.append(Started(model, shlex.join(asked), serve_options([*named, *given, *asked])))
     return found
-
-
-def _words(flags: str) -> list[str]:
-    try:
-        words = shlex.split(flags)
-    except ValueError as error:
-        raise click.UsageError(f"--flags {flags!r}: {error}") from error
-    chosen = [name for word in words if (name := word.partition("=")[0]) in CHOSEN]
-    if chosen:
-        raise click.UsageError(f"--flags: {chosen[0]} is chosen by ft bench")
-    return words

@@ -174,6 +174,16 @@ def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterat
         f"{experts['cpu_ms'] / 1e3:,.1f} s, {total['cpu_wait_ms'] / 1e3:,.1f} s waited for; "
         f"n experts take {_cost(experts['cpu_cost'])}",
     )
+    if split := experts.get("split"):
+        yield _field("split", f"follows what both lanes cost; moved {_times(split['moves'])}, {_since(split)}")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _since(split: dict[str, Any]) -> str:
+    return f"as it is for {split['since_s']:,.0f} s"
 
 
 def _field(name: str, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 
 NEEDED = ("cpu", "limits", "gpu", "model")  # probes
 STATS_SECONDS = 1.0
+DRIVER_SECONDS = 6.0  # one that takes longer hangs, as `ft doctor` says then
 TERMS = ("TERM", "FORMULA", "BYTES", "BANDWIDTH", "MS")
 
 
-def show_fit(output: Output, name: str, explain: bool = False) -> int:
-    """Exit status, by the worst finding. explain: also the terms of the predicted times.
+def show_fit(output: Output, name: str, explain: bool = False, flags: str = "") -> int:
+    """Exit status, by the worst finding. explain: also the terms of the predicted times. flags: of `ft serve`.
 
-    Raises FtError for a name that is nobody's model.
+    Raises FtError for a name that is nobody's model, and UsageError for flags that are none.
     """
     from ftlaunch.cli import findings
     from ftlaunch.machine.probe import Asked
@@ -32,7 +34,8 @@ def show_fit(output: Output, name: str, explain: bool = False) -> int:
     began = time.monotonic()
     _remember()
     with _headers(output, name) as (path, to_fetch):
-        found = examine(Asked(model=str(path), to_fetch=to_fetch), only=NEEDED)
+        config = _config(path, name, flags) if flags else None
+        found = examine(Asked(model=str(path), to_fetch=to_fetch, config=config), only=NEEDED)
     told = [finding for finding in found if finding.group == "model"]
     if output.as_json:
         output.result("", findings.report(told, False, time.monotonic() - began))
@@ -41,6 +44,26 @@ def show_fit(output: Output, name: str, explain: bool = False) -> int:
         if explain:
             _explain(output, told)
     return EXIT[worst(told)]
+
+
+def _config(path: Path, name: str, flags: str) -> str:
+    """The engine's configuration as JSON. Raises ConfigError for what `ft serve` would refuse for want of a GPU."""
+    from ftengine.errors import ConfigError
+    from ftengine.memory.gpu import choose_device, probe, refuse_without_gpu
+    from ftlaunch.cli.flags import serve_options, words
+    from ftlaunch.machine.software import torch_cuda
+    from ftlaunch.servers.serve import engine_config
+
+    options = serve_options(["--model", str(path), *words(flags, "changes nothing here")])
+    config = engine_config(options, path)
+    try:
+        device = choose_device(config.device, probe(DRIVER_SECONDS), torch_cuda())
+        if device.value == "cpu":
+            refuse_without_gpu(config, "--device cpu was given" if config.device == "cpu" else device.reason)
+    except ConfigError as error:
+        step = f"ft show {shlex.quote(name)} --fit, without these flags; ft doctor tells of the GPU"
+        raise ConfigError(f"ft serve would refuse: {error}", step) from error
+    return config.to_json()
 
 
 class BeforePull:
@@ -55,11 +78,11 @@ class BeforePull:
         """
         from ftlaunch.machine.probe import Asked
         from ftlaunch.machine.run import examine
-        from ftlaunch.machine.served import entry_of
+        from ftlaunch.machine.served import prediction
 
         asked = Asked(quick=True, model=str(path), to_fetch=size, bundled=not size)
         found = {finding.id: finding for finding in examine(asked, only=NEEDED)}
-        self._entry = entry_of({id: finding.data for id, finding in found.items()})
+        self._entry = prediction({id: finding.data for id, finding in found.items()})
         return list(_told(found))
 
     def keep(self, path: Path) -> None:

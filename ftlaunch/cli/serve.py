@@ -16,9 +16,9 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 
 
 @click.command()
+@click.argument("which", metavar="[NAME|DIR|FILE]", required=False)
 @click.option(
     "--model",
-    required=True,
     metavar="NAME|DIR|FILE",
     help="A model of the store or the Hugging Face cache, a directory (safetensors or FTW), or a GGUF file.",
 )
@@ -130,17 +130,34 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 )
 @click.option("--background", hidden=True, metavar="ID")
 @click.option("--leased", hidden=True, is_flag=True)
-def command(**options: Any) -> None:
+def command(which: str | None, **options: Any) -> None:
     """Serve a model over HTTP until Ctrl-C.
+
+    `ft serve NAME` is `ft serve --model NAME`.
 
     It answers the Anthropic Messages API (/v1/messages) and OpenAI's Chat Completions, Completions and Responses, and
     tells at /health how far loading is. Only programs on this machine can reach it, unless --host says otherwise.
 
     Everything chosen automatically is printed with its reason. `ft launch` starts servers by itself, in the background.
     """
+    options["model"] = _model(which, options["model"])
     given = [f"--{name.replace('_', '-')}" for name in CACHE_SIZES if options[name] is not None]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} say the same in different ways: give one of them")
+    from ftengine.errors import FtError, for_model
     from ftlaunch.servers.serve import serve
 
-    serve(ServeOptions(**options))
+    try:
+        serve(ServeOptions(**options))
+    except FtError as error:
+        error.next_step = for_model(error.next_step, options["model"])
+        raise
+
+
+def _model(which: str | None, option: str | None) -> str:
+    if which is not None and option is not None:
+        raise click.UsageError("the model is given twice: as an argument and as --model")
+    model = which if option is None else option
+    if model is None:
+        raise click.UsageError("no model is named: ft serve NAME. `ft list` shows those that are here.")
+    return model

@@ -23,8 +23,9 @@ LOSSES = ("QUANTIZED", "FORMAT", "MATRICES", "MEAN ERROR", "WORST", "WHICH")
     "--fit", is_flag=True, help="Whether it fits this machine and how it would be served, also before a pull."
 )
 @click.option("--explain", is_flag=True, help="With --fit: what the predicted times consist of.")
+@click.option("--flags", default="", metavar='"FLAGS"', help="With --fit: as ft serve would with these flags.")
 @json_option
-def command(model: str, fit: bool, explain: bool, as_json: bool) -> int:
+def command(model: str, fit: bool, explain: bool, flags: str, as_json: bool) -> int:
     """Show what a model is, without loading it.
 
     The model is one of the store or the Hugging Face cache, a directory (safetensors or FTW), or a GGUF file. Shown are
@@ -40,10 +41,11 @@ def command(model: str, fit: bool, explain: bool, as_json: bool) -> int:
     from ftlaunch.cli.fit import show_fit
 
     output = Output(as_json)
-    if explain and not fit:
-        raise click.UsageError("--explain goes with --fit")
+    for name, given in (("--explain", explain), ("--flags", flags)):
+        if given and not fit:
+            raise click.UsageError(f"{name} goes with --fit")
     if fit:
-        return show_fit(output, model, explain)
+        return show_fit(output, model, explain, flags)
     from ftlaunch.cli.list import size
     from ftlaunch.store.describe import describe
     from ftlaunch.store.find import find

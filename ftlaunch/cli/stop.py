@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from ftlaunch.servers import ServerRecord
 
 
-STATS_SECONDS = 1.0  # that an answer about its speed may take; a server that hangs is stopped all the same
-
-
 @click.command()
 @click.argument("which", metavar="[NAME|PORT]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Stop all servers.")
@@ -25,14 +22,11 @@ def command(which: str | None, everything: bool, as_json: bool) -> None:
     NAME is a model's name or directory, PORT the port a server listens on. With neither, the only running server is
     stopped; when there are several, they are listed instead.
     """
-    from ftlaunch.machine.remember import remember
     from ftlaunch.servers import stop
-    from ftlaunch.servers.ask import ask
 
     output = Output(as_json)
     stopped = []
     for record in _chosen(which, everything):
-        remember(record, ask(record, "/v1/stats", STATS_SECONDS))
         stop(record)
         stopped.append({"id": record.id, "model": record.served_name, "pid": record.pid, "url": record.url})
     lines = [f"Stopped {server['model']} at {server['url']} (pid {server['pid']})." for server in stopped]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from ftproviders.binaries import Program
 from ftproviders.registry import PROVIDERS
 
 SECONDS = 5.0
+OLDEST = 22  # of Node.js, that Claude Code says it needs
+NEWER = f"install Node.js {OLDEST} or newer"
+LEADING = re.compile(r"\d+")
 
 
 def probe(asked: Asked) -> Iterator[Finding]:
@@ -33,7 +37,10 @@ def node() -> Finding:
     if npm is None:
         value = f"{found or 'not installed'}, no npm"
         cost = "agents that are not installed cannot be fetched"
-        return Finding("agents.node", "Node.js", value, "note", cost, "install Node.js 22 or newer", data)
+        return Finding("agents.node", "Node.js", value, "note", cost, NEWER, data)
+    if found and (major := LEADING.match(found)) and int(major[0]) < OLDEST:
+        cost = "newer releases of the agents may not start"
+        return Finding("agents.node", "Node.js", f"{found}, npm at {npm}", "note", cost, NEWER, data)
     return Finding("agents.node", "Node.js", f"{found or 'of unknown version'}, npm at {npm}", data=data)
 
 

@@ -7,13 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ftengine.config import EngineConfig
+from ftengine.memory.plan import lane_threads
 from ftlaunch.machine import bundled, hits, predict, served
 from ftlaunch.machine.fit import fit
 from ftlaunch.machine.model import known_lanes, room_of
 from ftlaunch.machine.probe import Asked
+from ftlaunch.machine.served import Setting
 from ftlaunch.machine.speed import Machine, Speed
 from ftlaunch.machine.speed import predict as predicted
-from ftlaunch.machine.verdict import Finding, gib
+from ftlaunch.machine.verdict import Finding, gib, plural
 from ftlaunch.store.catalogue import CATALOGUE
 
 NOTICE = "estimate from bundled facts"
@@ -32,7 +35,7 @@ def probe(asked: Asked) -> Iterator[Finding]:
 
 def entry(name: str, asked: Asked, machine: Machine) -> Finding:
     model, room = bundled.model(name), room_of(asked)
-    known = known_lanes(model, room, asked)
+    known = known_lanes(model, room, asked, lane_threads(EngineConfig(name)).value)
     found = fit(model, room, known)
     data: dict[str, Any] = {"model": name, "fits": found.fits, "needed": found.memory, "device": found.device}
     data |= {"strategy": found.strategy.strategy if found.strategy else None, "tokens_per_second": None}
@@ -50,13 +53,25 @@ def entry(name: str, asked: Asked, machine: Machine) -> Finding:
 def compared(asked: Asked) -> Iterator[Finding]:
     """What servers did on this machine, against the first predictions."""
     for known in served.entries():
-        if known.error is None or known.served is None or known.cpu != asked.known.get("cpu.processor", {}).get("name"):
+        if known.cpu != asked.known.get("cpu.processor", {}).get("name"):
             continue
-        rate = known.served.tokens_per_second
-        value = f"{Path(known.model).name}: {rate:.3g} tokens/s on {known.served.day}"
-        value += f", the first prediction was {known.error:+.0%} off"
-        data = {"model": known.model, "tokens_per_second": rate, "error": known.error}
-        yield Finding("catalogue.served", "served", value, data=data)
+        for first in known.predicted:
+            runs = known.runs(first.setting)
+            error = served.error(first, runs)
+            if error is None:
+                continue
+            name = f"{Path(known.model).name}{_way(first.setting)}"
+            data = {"model": known.model, "tokens_per_second": served.rate(runs), "error": error}
+            value = f"{name}: {predict.compared(known, first.setting)}"
+            yield predict.judged(Finding("catalogue.served", "served", value, data=data), error, runs)
+
+
+def _way(setting: Setting) -> str:
+    if setting.device == "cpu":
+        return f", {plural(setting.threads, 'thread')}" if setting.threads else ""
+    slots = f", {setting.slots:.0%} of its experts in slots" if setting.slots else ""
+    threads = f", {plural(setting.threads, 'thread')}" if setting.threads else ""
+    return f" ({setting.strategy}{slots}{threads})"
 
 
 def _rates(made: Speed | None) -> str:

@@ -14,7 +14,7 @@ from ftengine.errors import FtError
 from ftengine.formats.format import ExpertLayout
 from ftengine.memory import estimate
 from ftengine.memory.estimate import WeightSizes
-from ftengine.memory.plan import check_banks, check_memory, plan_cache, resolve_dtype
+from ftengine.memory.plan import check_banks, check_memory, lane_threads, plan_cache, resolve_dtype, resolve_threads
 from ftengine.memory.vram import Demand, DevicePlan, budget, least_bytes, plan_device
 from ftengine.models.base import ARCHITECTURES
 from ftengine.models.gpu.strategy import Choice, Lanes, choose, hit_rate
@@ -62,6 +62,7 @@ class Fit:
     """reason: why it does not fit, a clause, else empty. Bytes; memory: of the host, at the least on the CPU.
 
     pinned: bytes that the GPU is to read in host memory. context: tokens. slots: experts that stay on the GPU.
+    threads: of the CPU, those that compute experts or, without a GPU, everything.
     """
 
     device: Literal["cuda", "cpu"]
@@ -72,6 +73,7 @@ class Fit:
     pinned: int = 0
     context: int = 0
     slots: int = 0
+    threads: int = 1
     strategy: Choice | None = None
     plan: DevicePlan | None = None
     lanes: Lanes | None = None
@@ -134,13 +136,16 @@ def _dense_products(facts: Described) -> int:
     )
 
 
-def fit(model: Model, room: Room, lanes: Lanes | None = None) -> Fit:
-    """As `ft serve` without further flags would decide it. lanes: what they cost here, None where it is not known."""
-    config = EngineConfig(str(model.path))
+def fit(model: Model, room: Room, lanes: Lanes | None = None, config: EngineConfig | None = None) -> Fit:
+    """As `ft serve` would decide it, without further flags or with those that `config` stands for.
+
+    lanes: what they cost here, None where it is not known.
+    """
+    config = config or EngineConfig(str(model.path))
     if not model.served:
         reason = f"the architecture {model.architecture} is not served"
         return Fit("cuda" if room.vram else "cpu", reason, "ft list")
-    if not room.vram:
+    if not room.vram or config.device == "cpu":
         return _on_cpu(config, model, room)
     least, most = least_bytes(model.demand, config), budget(config, room.vram)
     if least > most.value:
@@ -162,6 +167,7 @@ def _on_gpu(config: EngineConfig, model: Model, room: Room, lanes: Lanes | None)
         pinned=sizes.banks,
         context=plan.context.value,
         slots=plan.slots.value,
+        threads=lane_threads(config).value,
         plan=plan,
         lanes=lanes,
         notes=plan.notes,
@@ -172,16 +178,16 @@ def _on_gpu(config: EngineConfig, model: Model, room: Room, lanes: Lanes | None)
         return replace(made, reason=str(error), next_step=getattr(error, "next_step", ""))
     if plan.resident or not sizes.total:
         choice = Choice("resident", f"all {sizes.total} experts fit into the GPU's memory", {})
-    elif room.pin is not None and sizes.banks > room.pin:
+    elif config.moe_backend == "auto" and room.pin is not None and sizes.banks > room.pin:
         choice = Choice("hybrid", "not all experts can be pinned: the CPU computes those without a slot", {})
     else:
-        choice = choose("auto", sizes.layers, sizes.experts, model.demand.top_k, plan.slots.value, lanes)
+        choice = choose(config.moe_backend, sizes.layers, sizes.experts, model.demand.top_k, plan.slots.value, lanes)
     return replace(made, strategy=choice, slots=0 if choice.strategy == "cpu" else made.slots)
 
 
 def _on_cpu(config: EngineConfig, model: Model, room: Room) -> Fit:
     weights = model.sizes.dense + model.sizes.banks
-    dtype = resolve_dtype("auto").value
+    dtype = resolve_dtype(config.dtype).value
     token = estimate.kv_bytes_per_token(model.text_config, dtype)
     try:
         check_memory(config, weights, token, room.memory, room.bound)
@@ -190,7 +196,7 @@ def _on_cpu(config: EngineConfig, model: Model, room: Room) -> Fit:
         needed = weights + PROCESS["cpu"]
         return Fit("cpu", str(error), getattr(error, "next_step", ""), memory=needed)
     needed = weights + PROCESS["cpu"] + plan.context.value * token
-    return Fit("cpu", memory=needed, context=plan.context.value)
+    return Fit("cpu", memory=needed, context=plan.context.value, threads=resolve_threads(config.threads).value)
 
 
 def hits(fit: Fit, model: Model) -> float:

@@ -19,8 +19,6 @@ from ftlaunch.machine.verdict import Finding, gib
 
 DRIVER_SECONDS = 4.5
 CONTEXT_BYTES = 400 << 20  # that CUDA takes before the engine gets any, about
-# The first driver of each CUDA, on Linux: release notes of the CUDA toolkit, "CUDA Driver" table
-DRIVERS = {"11": "450", "12": "525", "13": "580"}
 INSTALL = "install the NVIDIA driver: sudo ubuntu-drivers install, or your distribution's way"
 ON_WSL = "install the NVIDIA driver for Windows, not one in WSL"
 IN_CONTAINER = "docker run --gpus all, with the NVIDIA container toolkit"
@@ -49,16 +47,16 @@ def probe(asked: Asked) -> Iterator[Finding]:
 
 def driver_finding(driver: nvml.Driver, torch: str | None) -> Finding:
     """Against what PyTorch was built for: any driver of the same major version of CUDA will do."""
-    has = None if driver.cuda is None else _dotted(driver.cuda)
+    has = None if driver.cuda is None else engine.dotted(driver.cuda)
     value = f"{driver.version}, with CUDA {has or 'of unknown version'}; PyTorch is built for {torch or 'the CPU'}"
     data = {"version": driver.version, "cuda": has, "torch_cuda": torch}
     if torch is None:
         cost = "the GPU is not used"
         mend = "pip install --force-reinstall torch (its usual build for Linux)"
         return Finding("gpu.driver", "driver", value, "warn", cost, mend, data)
-    if _too_old(driver.cuda, torch):
+    if engine.is_old(driver.cuda, torch):
         cost = "too old for it: the GPU cannot be used"
-        return Finding("gpu.driver", "driver", value, "bad", cost, _update(torch), data)
+        return Finding("gpu.driver", "driver", value, "bad", cost, engine.newer_driver(torch), data)
     return Finding("gpu.driver", "driver", value, data=data)
 
 
@@ -107,8 +105,6 @@ def use(
     """What `ft serve --device auto` would decide: asked of CUDA itself, or with --quick by what the driver tells."""
     gpu, torch = _by_driver(found, driver) if quick else engine.probe(DRIVER_SECONDS), torch_cuda()
     lacking = engine.unusable(gpu, torch)
-    if lacking is None and isinstance(gpu, Usable) and _too_old(gpu.cuda, torch):
-        lacking = f"its driver knows CUDA {_dotted(gpu.cuda)}, PyTorch is built for {torch}"
     data: dict[str, Any] = {"usable": lacking is None, "name": None, "total": None, "free": None}
     if isinstance(gpu, Usable):
         data |= {"name": gpu.name, "total": gpu.total, "free": gpu.free, "capability": list(gpu.capability)}
@@ -131,7 +127,7 @@ def _mend(system: System, lacking: str) -> str:
     if "no NVIDIA driver" in lacking:
         return _install(system)
     if "its driver knows" in lacking:
-        return _update(torch_cuda() or "")
+        return engine.newer_driver(torch_cuda())
     if "without CUDA" in lacking:
         return "pip install --force-reinstall torch (its usual build for Linux)"
     if "Triton" in lacking:
@@ -149,20 +145,6 @@ def _by_driver(found: list[nvml.Gpu], driver: nvml.Driver | None) -> Usable | No
         return NoGpu(f"CUDA_VISIBLE_DEVICES is {chosen!r}, which shows no GPU")
     free = max(0, gpu.free - CONTEXT_BYTES)
     return Usable(gpu.name, gpu.capability or (0, 0), gpu.total, free, driver.cuda or 0, len(found))
-
-
-def _too_old(cuda: int | None, torch: str | None) -> bool:
-    """cuda: the driver's, 1000 * major + 10 * minor. Within one major version older drivers will do."""
-    return cuda is not None and torch is not None and cuda // 1000 < int(torch.partition(".")[0])
-
-
-def _update(torch: str) -> str:
-    first = DRIVERS.get(torch.partition(".")[0])
-    return f"update the driver to {first} or newer, then restart" if first else "update the driver, then restart"
-
-
-def _dotted(cuda: int) -> str:
-    return f"{cuda // 1000}.{cuda % 1000 // 10}"
 
 
 def _install(system: System) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.system import System
 from ftlaunch.machine.verdict import Finding, gib, rate
 
-COPY_BYTES, COPIES = 256 << 20, 5
+COPY_BYTES, LEAST_COPY, COPIES = 256 << 20, 1 << 20, 5
 LOW_COPY, LOW_GATHER = 0.7, 0.75  # of what the link can carry; of the copy
 EXPERTS = 8  # of a layer, the most that the engine's own measurement takes
 LANE_BYTES = 1 << 30  # of host memory, for a layer of experts and what measuring it takes
@@ -23,8 +24,8 @@ def probe(asked: Asked) -> Iterator[Finding]:
     gpu = asked.known.get("gpu.use", {})
     if not gpu.get("usable"):
         return
-    size = min(COPY_BYTES, (gpu.get("free") or 0) // 8, available_memory()[0] // 8)
-    if size < 1 << 20:
+    size = _copy_bytes(gpu.get("free") or 0)
+    if not size:
         yield _not_measured("gpu.pinned", "pinned copy", "there is no memory left for it")
         return
     yield pinned(size)
@@ -32,6 +33,20 @@ def probe(asked: Asked) -> Iterator[Finding]:
         yield _not_measured("gpu.gather", "gather", f"less than {gib(2 * LANE_BYTES)} of memory are free")
         return
     yield from lanes()
+
+
+def copy_rate() -> float | None:
+    """Bytes a second of `pinned`, None where there is no memory left for it."""
+    import torch
+
+    size = _copy_bytes(torch.cuda.mem_get_info()[0])
+    return float(pinned(size).data["bytes_per_second"]) if size else None
+
+
+def _copy_bytes(free: int) -> int:
+    """free: bytes of the GPU. 0 where it is too little."""
+    size = min(COPY_BYTES, free // 8, available_memory()[0] // 8)
+    return size if size >= LEAST_COPY else 0
 
 
 def pinned(size: int) -> Finding:
@@ -76,29 +91,23 @@ def lanes() -> Iterator[Finding]:
     use_kernel_cache()
     import torch
 
-    from ftengine.bench.layer import Bank, Shape
-    from ftengine.experts.pinned import Refused, pin
-    from ftengine.experts.pool import ExpertBank
+    from ftengine.bench.lanes import bank_that_fits, pinned_bank
+    from ftengine.bench.layer import Shape
     from ftengine.experts.probe import LaneProbe
     from ftengine.formats.format import FORMATS
     from ftengine.kernels import native
 
     torch.set_num_threads(1)
-    made = Bank(Shape(), FORMATS["nvfp4"])
-    bank = ExpertBank(made.layout, made.blocks)
-    outcome = pin(bank.blocks)
-    if isinstance(outcome, Refused):
-        cost = "nothing crosses the link: the CPU computes all experts without a slot"
-        mend = "ulimit -l unlimited; on WSL 2 memory= in .wslconfig"
-        yield Finding("gpu.gather", "gather", outcome.reason, "warn", cost, mend, {"bytes_per_second": None})
-        return
+    bank = bank_that_fits(Shape().layout(FORMATS["nvfp4"]))
     threads = max(1, native.granted_threads() - 1)
-    probe = LaneProbe([bank], threads, torch.bfloat16, "cuda")
-    try:
-        yield from of_lanes(probe, made.layout.used_bytes, threads)
-    finally:
-        probe.close()
-        outcome.close()
+    with pinned_bank(bank, "cuda") as refused:
+        if refused:
+            cost = "nothing crosses the link: the CPU computes all experts without a slot"
+            mend = "ulimit -l unlimited; on WSL 2 memory= in .wslconfig"
+            yield Finding("gpu.gather", "gather", refused, "warn", cost, mend, {"bytes_per_second": None})
+            return
+        with closing(LaneProbe([bank], threads, torch.bfloat16, "cuda")) as probe:
+            yield from of_lanes(probe, bank.layout.used_bytes, threads)
 
 
 def of_lanes(probe: Any, expert: int, threads: int) -> Iterator[Finding]:

@@ -1,25 +1,13 @@
-"""How many of a token's experts are found in slots: a stated curve, until it is counted while serving.
-
-Points: share of all experts with a slot; then hits, low, likely and high. At 10 and 25 % the likely ones were counted
-by `ft serve` on weights whose routing has the locality that docs/performance.md tells of; the ends are about what other
-engines counted at the same rates (57 to 77, 79 to 87 %). The other points follow replayed traces of that kind
-(experts/replay.py). No model has to obey them.
-"""
+"""How many of a token's experts are found in slots: the engine's stated curve, until it is counted while serving."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
-CURVE = (
-    (0.00, 0.00, 0.00, 0.00),
-    (0.05, 0.40, 0.46, 0.58),
-    (0.10, 0.57, 0.66, 0.77),
-    (0.25, 0.79, 0.86, 0.90),
-    (0.50, 0.88, 0.93, 0.96),
-    (1.00, 1.00, 1.00, 1.00),
-)
+from ftengine.models.gpu.strategy import hit_range, hit_rate
+
 COUNTED = 0.03  # that a counted rate may be off, of another text
+CARRIED = 1.5  # how far off misses may be, as a factor, where they were counted with another number of slots
 
 
 @dataclass(frozen=True)
@@ -34,13 +22,18 @@ class Hits:
 
 def expected(share: float) -> Hits:
     """share: of all experts, those with a slot."""
-    for left, right in pairwise(CURVE):
-        if share <= right[0]:
-            part = (share - left[0]) / (right[0] - left[0])
-            low, likely, high = (a + (b - a) * part for a, b in zip(left[1:], right[1:], strict=True))
-            return Hits(low, likely, high)
-    return Hits(1.0, 1.0, 1.0)
+    return Hits(*hit_range(share))
 
 
 def counted(rate: float) -> Hits:
     return Hits(max(0.0, rate - COUNTED), rate, min(1.0, rate + COUNTED), counted=True)
+
+
+def carried(share: float, rate: float, there: float) -> Hits:
+    """Of what was counted with `there` of the experts in slots: the curve's misses, as many times more or fewer."""
+    known = 1.0 - hit_rate(there)
+    if not known or not there:
+        return expected(share)
+    missing = min(1.0, (1.0 - hit_rate(share)) * (1.0 - rate) / known)
+    low = max(0.0, 1.0 - missing * CARRIED)
+    return Hits(low, 1.0 - missing, 1.0 - missing / CARRIED, counted=True)

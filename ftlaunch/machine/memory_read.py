@@ -34,14 +34,11 @@ def read(system: System, available: int, bound: str, busy: bool = False) -> Find
     data = {"bytes_per_second": None, "threads": native.granted_threads(), "peak_bytes_per_second": peak}
     if not native.AVAILABLE:
         return Finding("memory.read", "reading", f"not measured: {native.REASON}", "note", data=data)
-    cache = last_level(system)
-    size = min(max(WANTED, 8 * cache), available // 4) >> 20 << 20
-    if size < max(LEAST * cache, len(ROW)):
+    measured, size = measure(system, available)
+    if measured is None:
         reason = f"not measured: {gib(available)} are free ({bound})"
         return Finding("memory.read", "reading", reason, "note", "", "close other programs, and run it again", data)
-    buffer = filled(size, LEAST * cache)
-    measured = bandwidth(buffer, native.granted_threads())
-    data |= {"bytes_per_second": measured, "bytes": len(buffer)}
+    data |= {"bytes_per_second": measured, "bytes": size}
     value = f"{rate(measured)} with {data['threads']} threads"
     if peak is not None:
         value += f", {measured / peak:.0%} of what the modules can do"
@@ -55,13 +52,26 @@ def read(system: System, available: int, bound: str, busy: bool = False) -> Find
     return finding.but("note", cost, mend)
 
 
-def short() -> float | None:
-    """Bytes a second, in about half a second; None where there is no native library or too little memory."""
+def measure(system: System, available: int) -> tuple[float | None, int]:
+    """Bytes a second that all threads read, and of how many bytes; None where too few are free."""
+    cache = last_level(system)
+    size = min(max(WANTED, 8 * cache), available // 4) >> 20 << 20
+    if size < max(LEAST * cache, len(ROW)):
+        return None, 0
+    buffer = filled(size, LEAST * cache)
+    return bandwidth(buffer, native.granted_threads()), len(buffer)
+
+
+def short(threads: int | None = None) -> float | None:
+    """Bytes a second, in about half a second; None where there is no native library or too little memory.
+
+    threads: None for all.
+    """
     available, _ = available_memory()
     size = min(max(SHORT, 2 * last_level(System())), SHORT_MOST, available // 4) >> 20 << 20
     if not native.AVAILABLE or not size:
         return None
-    return bandwidth(filled(size, min(size, SHORT // 2), 0.3), native.granted_threads(), 0.1)
+    return bandwidth(filled(size, min(size, SHORT // 2), 0.3), threads or native.granted_threads(), 0.1)
 
 
 def bandwidth(buffer: memoryview, threads: int, seconds: float | None = None) -> float:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ftengine.config import EngineConfig
 from ftengine.errors import FtError
+from ftengine.kernels import native
 from ftengine.memory.folders import cache_folder
 from ftengine.memory.machine import available_memory
+from ftengine.memory.plan import lane_threads
 from ftengine.models.gpu.strategy import Lanes
 from ftlaunch import paths
 from ftlaunch.machine import bundled, lanes, predict
@@ -30,9 +33,10 @@ def probe(asked: Asked) -> Iterator[Finding]:
         return
     if not asked.bundled:
         yield files(model) if asked.to_fetch is None else download(model, asked.to_fetch)
+    config = EngineConfig(asked.model) if asked.config is None else EngineConfig.from_json(asked.config)
     room = room_of(asked)
-    known = known_lanes(model, room, asked)
-    found = fit(model, room, known)
+    known = known_lanes(model, room, asked, lane_threads(config).value)
+    found = fit(model, room, known, config)
     yield from findings(model, room, found)
     if found.fits:
         yield predict.finding(model, found, asked, known)
@@ -46,19 +50,23 @@ def room_of(asked: Asked) -> Room:
     return Room(memory, bound, vram, str(gpu.get("name") or ""), pin.get("bytes"))
 
 
-def known_lanes(model: Model, room: Room, asked: Asked) -> Lanes | None:
-    """What missing experts cost here, where that is known: as the engine measured it, else the doctor."""
+def known_lanes(model: Model, room: Room, asked: Asked, threads: int) -> Lanes | None:
+    """What missing experts cost here with so many threads, where that is known: as the engine measured it, else the
+    doctor.
+    """
     layout = model.layout
     if not room.vram or layout is None:
         return None
+    granted = min(threads, native.granted_threads())
     wanted = {
         "cpu": asked.known.get("cpu.processor", {}).get("name"),
         "hidden": layout.hidden,
         "intermediate": layout.intermediate,
         "gate_up": layout.gate_up.name,
         "down": layout.down.name,
+        "threads": granted,
     }
-    return lanes.kept(cache_folder(), room.gpu, wanted) or lanes.measured(asked.known, model.sizes.block)
+    return lanes.kept(cache_folder(), room.gpu, wanted) or lanes.measured(asked.known, model.sizes.block, granted)
 
 
 def files(model: Model) -> Finding:
@@ -112,7 +120,8 @@ def memory(room: Room, found: Fit) -> Finding:
         if found.memory <= room.memory:
             return finding
         return finding.but("warn", "it fits only just: the system may swap, or end a program", "close other programs")
-    mend = "close other programs, or take a smaller form: ft show NAME --fit tells of it before a pull"
+    smaller = "close other programs, or take a smaller form: ft show NAME --fit tells of it before a pull"
+    mend = found.next_step if "--context" in found.next_step else smaller
     return Finding("model.memory", "memory", found.reason, "bad", "it cannot be served", mend, data)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,35 +14,40 @@ from ftlaunch.machine import hits, lanes, memory_read, served
 from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import Hits
 from ftlaunch.machine.probe import Asked
-from ftlaunch.machine.served import Entry
+from ftlaunch.machine.served import Entry, Served, Setting
 from ftlaunch.machine.speed import CONTEXT, Machine, Span, Speed, Term, predict
-from ftlaunch.machine.verdict import Finding
+from ftlaunch.machine.verdict import Finding, plural
 
 DEVICE_SHARE = 0.88  # of what a GPU's memory could move: what kernels read of it
 LINK_SHARE = 0.85  # of what a link carries, packet headers off
-CPU_SHARE = 0.7  # of what all threads read: experts on the CPU beside a GPU
-AFTER = 1.2  # a range's ends, in parts of what follows from a served rate
-FAR = 0.5  # that a prediction is too high by, from where on something is wrong
-ALIKE = 0.05  # difference of the shares of experts in slots at which a counted hit rate holds
+CPU_SHARE = 0.80  # of what its threads read: experts on the CPU beside a GPU; 0.65 to 0.92 were measured
+AFTER = 1.2  # a range's ends, in parts of a served rate
+AFTER_PROMPT = 1.4  # the same of a prompt's time
+FAR = 0.6  # that a prediction is too high by, from where on something disturbs the server, or is wrong here
+BELIEVED = 3  # servers that were so slow, from which on that is how this machine serves
 
 
-def machine_of(asked: Asked, measure: bool = True) -> Machine:
-    """measure: memory's bandwidth where the doctor has not, in about half a second."""
-    known = asked.known
+def machine_of(asked: Asked, measure: bool = True, threads: int | None = None) -> Machine:
+    """measure: memory's bandwidth where the doctor has not, in about half a second. threads: that compute, None for
+    all.
+    """
+    known, granted = asked.known, native.granted_threads()
     host = known.get("memory.read", {}).get("bytes_per_second") or (memory_read.short() if measure else None)
+    few = threads is not None and threads < granted - 1
+    lane = memory_read.short(threads) if few and measure else host
     peak = known.get("gpu.device", {}).get("memory_bytes_per_second")
     best = known.get("gpu.link", {}).get("best_bytes_per_second")
     link = known.get("gpu.gather", {}).get("bytes_per_second") or (best * LINK_SHARE if best else None)
     kernels = os.environ.get("FT_ISA") or (native.kernel_choice()[0] if native.AVAILABLE else "portable")
-    return Machine(host, peak * DEVICE_SHARE if peak else None, link, native.granted_threads(), kernels)
+    return Machine(host, lane, peak * DEVICE_SHARE if peak else None, link, min(threads or granted, granted), kernels)
 
 
 def assumed_lanes(model: Model, machine: Machine) -> Lanes | None:
     """Where neither engine nor doctor has measured them: both lanes share what memory gives."""
-    if not (machine.link and machine.host and model.sizes.block):
+    if not (machine.link and machine.host and machine.lane and model.sizes.block):
         return None
-    cpu = CPU_SHARE * machine.host
-    return lanes.of_rates(machine.link, cpu, min(machine.link + cpu, machine.host), model.sizes.block)
+    cpu = CPU_SHARE * machine.lane
+    return lanes.assumed(machine.link, cpu, min(machine.link + cpu, machine.host), model.sizes.block)
 
 
 def entry_of(model: Model, fit: Fit, asked: Asked) -> Entry:
@@ -52,57 +56,118 @@ def entry_of(model: Model, fit: Fit, asked: Asked) -> Entry:
     return Entry(str(model.path.absolute()), str(asked.known.get("cpu.processor", {}).get("name") or ""), gpu)
 
 
-def speed(
-    model: Model, fit: Fit, machine: Machine, lanes: Lanes | None, before: Entry | None
-) -> tuple[Speed, Hits] | None:
-    """As it would be predicted if only the hit rate of what was served were known, and those hits."""
-    share = fit.slots / model.sizes.total if model.sizes.total else 1.0
-    expected = hits.expected(share)
-    found = None if before is None else before.served
-    if found is not None and found.hit_rate is not None and abs((found.slots or 0.0) - share) <= ALIKE:
-        expected = hits.counted(found.hit_rate)
-    made = predict(model, fit, machine, expected, lanes or assumed_lanes(model, machine))
-    return None if made is None else (made, expected)
+def setting_of(model: Model, fit: Fit) -> Setting:
+    if fit.device == "cpu":
+        return Setting("cpu", threads=fit.threads)
+    strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
+    slots = fit.slots / model.sizes.total if model.sizes.total else None
+    return Setting("cuda", strategy, slots, fit.threads if strategy in ("cpu", "hybrid") else None)
 
 
-def corrected(made: Speed, fit: Fit, entry: Entry | None) -> Speed:
-    """By how far the first prediction was from what was then served in the same way."""
-    if entry is None or entry.error is None or entry.served is None:
-        return made
-    strategy = fit.strategy.strategy if fit.strategy is not None else None
-    if entry.served.device != fit.device or (fit.device == "cuda" and entry.served.strategy != strategy):
-        return made
-    likely = made.decode.likely / (1 + entry.error)
-    beyond = 1e3 / likely - 1e3 / made.decode.likely
-    term = Term("as it was served", "", Span(beyond, beyond, beyond))
-    decode = Span(likely / AFTER, likely, likely * AFTER)
-    return replace(made, decode=decode, decode_terms=(*made.decode_terms, term))
+def hits_of(setting: Setting, entry: Entry) -> Hits:
+    """As counted by servers with about as many experts in slots, or carried over from others; else of the curve."""
+    share = 1.0 if setting.slots is None else setting.slots
+    alike = served.hit_rate(entry.runs(setting))
+    if alike is not None:
+        return hits.counted(alike)
+    near = min(
+        (run for run in entry.served if run.hit_rate is not None and run.setting.slots),
+        key=lambda run: abs((run.setting.slots or 0.0) - share),
+        default=None,
+    )
+    if near is None or near.hit_rate is None or near.setting.slots is None:
+        return hits.expected(share)
+    return hits.carried(share, near.hit_rate, near.setting.slots)
+
+
+def corrected(made: Speed, runs: list[Served]) -> Speed:
+    """By what was served. What is slower by more than FAR is not followed before BELIEVED servers were."""
+    told = decode_error(made, runs)
+    if told is not None and _followed(told, runs):
+        likely = made.decode.likely / (1 + told)
+        span = Span(likely / AFTER, likely, likely * AFTER)
+        term = _beyond(1e3 / likely - 1e3 / made.decode.likely)
+        made = replace(made, decode=span, decode_terms=(*made.decode_terms, term))
+    told = prompt_error(made, runs)
+    if told is not None and _followed(told, [run for run in runs if run.prompt is not None]):
+        likely = made.prompt.likely * (1 + told)
+        span = Span(likely / AFTER_PROMPT, likely, likely * AFTER_PROMPT)
+        term = _beyond(1e3 * (likely - made.prompt.likely))
+        made = replace(made, prompt=span, prompt_terms=(*made.prompt_terms, term))
+    return made
+
+
+def decode_error(made: Speed, runs: list[Served]) -> float | None:
+    return made.decode.likely / served.rate(runs) - 1 if runs else None
+
+
+def prompt_error(made: Speed, runs: list[Served]) -> float | None:
+    return served.prompt_error(lambda tokens: served.between(made.prompts, tokens), runs)
+
+
+def _followed(error: float, runs: list[Served]) -> bool:
+    return error <= FAR or len(runs) >= BELIEVED
+
+
+def _beyond(ms: float) -> Term:
+    return Term("as it was served", "", Span(ms, ms, ms))
 
 
 def finding(model: Model, fit: Fit, asked: Asked, known: Lanes | None) -> Finding:
-    """`model.speed`. A first prediction of a model that was served already is kept beside that."""
-    machine, mine = machine_of(asked), entry_of(model, fit, asked)
-    entry = served.find(Path(mine.model), mine.cpu, mine.gpu)
-    first = speed(model, fit, machine, known, entry)
-    if first is None:
+    """`model.speed`. A first prediction of what was served already is kept beside that."""
+    machine, mine = machine_of(asked, threads=fit.threads), entry_of(model, fit, asked)
+    entry, setting = served.find(mine.model, mine.cpu, mine.gpu), setting_of(model, fit)
+    expected = hits_of(setting, entry)
+    made = predict(model, fit, machine, expected, known or assumed_lanes(model, machine))
+    if made is None:
         why = "of the GPU's memory or of the link to it no bandwidth is told"
         if fit.device == "cpu":
             why = "memory was not measured" if not machine.host else f"no figures for the {machine.kernels} kernels"
         return Finding("model.speed", "speed", f"not predicted: {why}", "note", data={})
-    made, expected = first
-    if entry is not None and entry.served is not None and entry.predicted is None:
-        entry = served.keep(msgspec.structs.replace(entry, predicted=served.predicted(made)))
-    final = corrected(made, fit, entry)
-    value, data = said(final), _data(final, expected, entry)
-    if entry is None or entry.served is None or entry.error is None:
-        return Finding("model.speed", "speed", value, data=data)
-    rate = entry.served.tokens_per_second
-    value += f"; served on {entry.served.day}: {rate:.3g} tokens/s, the first prediction was {entry.error:+.0%} off"
-    told = Finding("model.speed", "speed", value, data=data)
-    if entry.error <= FAR:
-        return told
-    cost = f"it was {1 / (1 + entry.error):.0%} as fast as this machine should make it"
-    return told.but("note", cost, "end what else computes; ft doctor tells what slows this machine down")
+    runs, prediction = entry.runs(setting), served.predicted(made, setting)
+    if runs and entry.first(setting) is None:
+        entry = served.keep(msgspec.structs.replace(mine, predicted=(prediction,)))
+    final = corrected(made, runs)
+    data = _data(final, expected) | {"prediction": msgspec.to_builtins(prediction)} | told_of(entry, setting)
+    if not runs:
+        return Finding("model.speed", "speed", said(final), data=data)
+    found = Finding("model.speed", "speed", f"{said(final)}; {compared(entry, setting)}", data=data)
+    return judged(found, decode_error(made, runs) or 0.0, runs)
+
+
+def told_of(entry: Entry, setting: Setting) -> dict[str, Any]:
+    """For data of findings: the first prediction, the latest server, the undisturbed rate, and the errors."""
+    first, runs = entry.first(setting), entry.runs(setting)
+    return {
+        "predicted": None if first is None else msgspec.to_builtins(first),
+        "served": msgspec.to_builtins(runs[0]) | {"servers": len(runs), "rate": served.rate(runs)} if runs else None,
+        "error": served.error(first, runs),
+        "prompt_error": None if first is None else served.prompt_error(first.prompt, runs),
+    }
+
+
+def compared(entry: Entry, setting: Setting) -> str:
+    """What its servers did against the first prediction, in some words."""
+    first, runs = entry.first(setting), entry.runs(setting)
+    of_decode = served.error(first, runs)
+    of_prompt = None if first is None else served.prompt_error(first.prompt, runs)
+    text = f"served {served.rate(runs):.3g} tokens/s on {runs[0].day}"
+    if of_decode is not None:
+        text += f", the first prediction was {of_decode:+.0%} off"
+    if of_prompt is not None:
+        text += f", that of a prompt's speed {of_prompt:+.0%}"
+    return text
+
+
+def judged(found: Finding, error: float, runs: list[Served]) -> Finding:
+    """error: by which this machine should be faster than what was served."""
+    if error <= FAR:
+        return found
+    times = f"{1 / (1 + error):.0%} as fast as this machine should make it"
+    cost = f"{plural(len(runs), 'server')} of it: {times}"
+    if len(runs) < BELIEVED:
+        cost += f"; followed once {BELIEVED} were"
+    return found.but("note", cost, "end what else computes; ft doctor tells what slows this machine down")
 
 
 def said(made: Speed) -> str:
@@ -112,8 +177,7 @@ def said(made: Speed) -> str:
     return f"{rates}, {CONTEXT} tokens of a first prompt in {prompt.low:.2g} to {prompt.high:.2g} s"
 
 
-def _data(made: Speed, expected: Hits, entry: Entry | None) -> dict[str, Any]:
-    record = {} if entry is None else msgspec.to_builtins(entry)
+def _data(made: Speed, expected: Hits) -> dict[str, Any]:
     return {
         "tokens_per_second": asdict(made.decode),
         "prompt_seconds": asdict(made.prompt),
@@ -121,9 +185,6 @@ def _data(made: Speed, expected: Hits, entry: Entry | None) -> dict[str, Any]:
         "hits": asdict(expected),
         "decode_terms": [_term(term) for term in made.decode_terms],
         "prompt_terms": [_term(term) for term in made.prompt_terms],
-        "predicted": record.get("predicted"),
-        "served": record.get("served"),
-        "error": None if entry is None else entry.error,
     }
 
 

@@ -16,7 +16,8 @@ Stage = Literal["facts", "measure", "last", "model"]
 @dataclass(frozen=True)
 class Asked:
     """model: the path of one that is to fit; to_fetch: bytes, where it is not on this machine and that stands for it.
-    bundled: it is a name of the catalogue instead, of which bundled facts tell.
+    bundled: it is a name of the catalogue instead, of which bundled facts tell. config: of the engine, as JSON, where
+    flags of `ft serve` change it.
 
     known: data of the findings of earlier stages, by id; of several with one id the first.
     """
@@ -25,6 +26,7 @@ class Asked:
     model: str | None = None
     to_fetch: int | None = None
     bundled: bool = False
+    config: str | None = None
     known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> str:

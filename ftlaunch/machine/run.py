@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ftlaunch import paths
+from ftlaunch.machine import process
 from ftlaunch.machine.probe import GROUPS, PROBES, Asked, Probe
 from ftlaunch.machine.verdict import Finding, Verdict, from_json
 
@@ -73,6 +69,7 @@ class _Running:
     def __init__(self, probe: Probe, asked: Asked, limit: float) -> None:
         self.probe, self.quick, self.limit = probe, asked.quick, limit
         self.refused = "" if limit >= LEAST_SECONDS else "no time was left for it"
+        self.broken = False  # nothing will be known of this machine, however long it takes
         self.found: list[Finding] = []
         self.status: int | None = None
         self.deadline = time.monotonic() + limit
@@ -81,15 +78,15 @@ class _Running:
         if self.refused:
             return
         try:
-            self.child = _start(probe, asked)
+            self.child = process.start("ftlaunch.machine.child", probe.name, asked.to_json())
         except OSError as error:
-            self.refused = f"no process can be started: {error.strerror}"
+            self.refused, self.broken = f"no process can be started: {error.strerror}", True
             return
         self.reader.start()
 
     def findings(self) -> list[Finding]:
         if self.refused:
-            return [_unknown(self.probe, self.refused, "note")]
+            return [_unknown(self.probe, self.refused, "warn" if self.broken else "note")]
         self.reader.join(max(0.0, self.deadline - time.monotonic()))
         if self.reader.is_alive():
             self.leave()
@@ -99,12 +96,8 @@ class _Running:
         return list(self.found)
 
     def leave(self) -> None:
-        """Killed with all that it started, but not waited for: inside a driver's call a process may not even die."""
         if self.child is not None and self.reader.is_alive():
-            try:
-                os.killpg(self.child.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+            process.end(self.child)
 
     def _read(self) -> None:
         assert self.child is not None
@@ -120,25 +113,6 @@ class _Running:
 
 def _limit(probe: Probe, asked: Asked) -> float | None:
     return probe.quick_seconds if asked.quick else probe.seconds
-
-
-def _start(probe: Probe, asked: Asked) -> subprocess.Popen[bytes]:
-    """In a group of its own, so that what it starts ends with it, and in no folder whose files could be imported."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    if environment.get("PYTHONPATH"):
-        folders = environment["PYTHONPATH"].split(os.pathsep)
-        environment["PYTHONPATH"] = os.pathsep.join(str(Path(folder).absolute()) for folder in folders if folder)
-    if environment.get("FT_HOME"):
-        environment["FT_HOME"] = str(paths.home())
-    return subprocess.Popen(
-        [sys.executable, "-m", "ftlaunch.machine.child", probe.name, asked.to_json()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=None if os.environ.get("FT_DEBUG") == "1" else subprocess.DEVNULL,
-        cwd="/",
-        env=environment,
-        start_new_session=True,
-    )
 
 
 def _silent(probe: Probe, limit: float, quick: bool) -> Finding:

@@ -1,6 +1,7 @@
 """`speed.json`: what servers of this machine really did, beside what was predicted. docs/fit.md is its schema.
 
-Written by commands that ask a server for its counters, and read by those that predict. Bad content is as good as none.
+Written as servers end, and by commands that ask one for its counters; read by those that predict. Bad content is as
+good as none.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,132 +20,185 @@ from ftengine.memory.folders import cache_folder
 if TYPE_CHECKING:
     from ftlaunch.machine.speed import Speed
 
-FILE_NAME, VERSION, KEPT = "speed.json", 1, 32
+FILE_NAME, VERSION = "speed.json", 2
+KEPT, RUNS = 32, 24  # models; of each, servers that are kept, and first predictions
 MOST_BYTES = 1 << 20
-LEAST_STEPS = 64  # fewer tell too little
-MOST_BATCH = 1.1  # sequences a step, in the mean: what is predicted is one
+ALIKE = 0.12  # that shares of experts in slots may differ by, of the larger one: the hit rate is then about the same
+T = TypeVar("T", bound="Predicted | Served")
 
 
-class Predicted(msgspec.Struct, frozen=True):
-    """Before the model was served. tokens_per_second: low, likely, high."""
+class Setting(msgspec.Struct, frozen=True):
+    """What changes the speed of a model on a machine. slots: of all experts, a share; None where there are none.
 
-    day: str
-    tokens_per_second: tuple[float, float, float]
-    prompt_seconds: tuple[float, float, float]
+    threads: those that compute experts, or on the CPU everything; None where the CPU computes nothing.
+    """
 
-    def __post_init__(self) -> None:
-        _check(*self.tokens_per_second, *self.prompt_seconds)
-
-
-class Served(msgspec.Struct, frozen=True):
-    """tokens_per_second: by the median step. slots: of all experts, a share. hit_rate: None where none is counted."""
-
-    day: str
-    tokens_per_second: float
-    steps: int
     device: str
     strategy: str | None = None
     slots: float | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.slots is not None and not 0 <= self.slots <= 1:
+            raise ValueError(f"{self.slots} is not a share")
+
+    def alike(self, other: Setting) -> bool:
+        same = (self.device, self.strategy, self.threads) == (other.device, other.strategy, other.threads)
+        mine, theirs = self.slots or 0.0, other.slots or 0.0
+        return same and abs(mine - theirs) <= ALIKE * max(mine, theirs)
+
+
+class Predicted(msgspec.Struct, frozen=True):
+    """Before the model was served so. tokens_per_second, prompt_seconds: low, likely, high.
+
+    prompts: the likely seconds until the first token, by tokens of a cold prompt; ascending.
+    """
+
+    day: str
+    setting: Setting
+    tokens_per_second: tuple[float, float, float]
+    prompt_seconds: tuple[float, float, float]
+    prompts: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(*self.tokens_per_second, *self.prompt_seconds, *(seconds for _, seconds in self.prompts))
+
+    def prompt(self, tokens: int) -> float | None:
+        """Likely seconds of a cold prompt of so many tokens; None where that was not predicted."""
+        return between(self.prompts, tokens)
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A cold one: its tokens, and seconds until the first token of the answer."""
+
+    tokens: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _check(self.tokens, self.seconds)
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One server's life until it ended, or was last asked. tokens_per_second: by the median step.
+
+    hit_rate: None where none is counted. prompt: the median of its cold prompts, None without any.
+    """
+
+    server: str
+    day: str
+    setting: Setting
+    tokens_per_second: float
+    steps: int
     hit_rate: float | None = None
+    prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
         _check(self.tokens_per_second)
-        for share in (self.slots, self.hit_rate):
-            if share is not None and not 0 <= share <= 1:
-                raise ValueError(f"{share} is not a share")
+        if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
+            raise ValueError(f"{self.hit_rate} is not a share")
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """model: the absolute path of a directory or file. cpu, gpu: names; another machine's entry is not used."""
+    """model: the absolute path of a directory or file. cpu, gpu: names; another machine's entry is not used.
+
+    predicted: the first prediction of each setting; served: servers. Both the newest first.
+    """
 
     model: str
     cpu: str
     gpu: str | None = None
-    predicted: Predicted | None = None
-    served: Served | None = None
+    predicted: tuple[Predicted, ...] = ()
+    served: tuple[Served, ...] = ()
 
-    @property
-    def error(self) -> float | None:
-        """Of the likely rate, in parts of the served one; None without both."""
-        if self.predicted is None or self.served is None:
-            return None
-        return self.predicted.tokens_per_second[1] / self.served.tokens_per_second - 1
+    def first(self, setting: Setting) -> Predicted | None:
+        return next((each for each in self.predicted if each.setting.alike(setting)), None)
+
+    def runs(self, setting: Setting) -> list[Served]:
+        return [each for each in self.served if each.setting.alike(setting)]
 
 
-def find(model: Path, cpu: str, gpu: str | None) -> Entry | None:
-    return next((entry for entry in entries() if _same(entry, Entry(str(model), cpu, gpu))), None)
+def rate(runs: Sequence[Served]) -> float:
+    """Tokens a second of an undisturbed server: the upper quartile, for other programs only ever slow one down."""
+    ranked = sorted((run.tokens_per_second for run in runs), reverse=True)
+    return ranked[(len(ranked) - 1) // 4]
+
+
+def hit_rate(runs: Sequence[Served]) -> float | None:
+    """By steps: other programs do not change it."""
+    counted = [(run.hit_rate, run.steps) for run in runs if run.hit_rate is not None]
+    steps = sum(count for _, count in counted)
+    return sum(hits * count for hits, count in counted) / steps if steps else None
+
+
+def error(first: Predicted | None, runs: Sequence[Served]) -> float | None:
+    """Of the first likely rate, in parts of the served one: +0.25 where a quarter more was promised."""
+    return first.tokens_per_second[1] / rate(runs) - 1 if first is not None and runs else None
+
+
+def prompt_error(seconds: Callable[[int], float | None], runs: Sequence[Served]) -> float | None:
+    """The same of a cold prompt's rate: +0.25 where it took a quarter longer than `seconds` of its tokens tell."""
+    told = ((run.prompt, seconds(run.prompt.tokens)) for run in runs if run.prompt is not None)
+    slower = sorted(prompt.seconds / likely for prompt, likely in told if likely)
+    return slower[(len(slower) - 1) // 4] - 1 if slower else None
+
+
+def between(prompts: Iterable[tuple[int, float]], tokens: int) -> float | None:
+    """Seconds of a prompt of so many tokens, from those of some lengths; None where it is shorter or longer."""
+    for (few, short), (many, long) in pairwise(prompts):
+        if few <= tokens <= many:
+            return short + (long - short) * (tokens - few) / (many - few)
+    return None
+
+
+def find(model: str, cpu: str, gpu: str | None) -> Entry:
+    """What is known of it; nothing, where that is so."""
+    wanted = Entry(model, cpu, gpu)
+    return next((entry for entry in entries() if _same(entry, wanted)), wanted)
 
 
 def keep(entry: Entry) -> Entry:
-    """Adds it, or what it has to what is known of the same model and machine. A folder that cannot be written to is
-    no failure of the command that would keep something there. Gives all that is known.
+    """Adds what it has to what is known of the same model and machine: of each setting the first prediction stays, of
+    each server what it did last. A folder that cannot be written to is no failure of the command that would keep
+    something there. Gives all that is known.
     """
     from ftlaunch.paths import write_private
 
     known = entries()
-    before = next((other for other in known if _same(other, entry)), entry)
-    entry = msgspec.structs.replace(
-        entry, predicted=entry.predicted or before.predicted, served=entry.served or before.served
+    before = next((other for other in known if _same(other, entry)), Entry(entry.model, entry.cpu, entry.gpu))
+    fresh = tuple(each for each in entry.predicted if before.first(each.setting) is None)
+    servers = {each.server for each in entry.served}
+    older = tuple(each for each in before.served if each.server not in servers)
+    merged = msgspec.structs.replace(
+        entry, predicted=_newest(fresh, before.predicted), served=_newest(entry.served, older)
     )
     others = [other for other in known if not _same(other, entry)]
-    content = {"version": VERSION, "models": msgspec.to_builtins([entry, *others][:KEPT])}
+    content = {"version": VERSION, "models": msgspec.to_builtins([merged, *others][:KEPT])}
     try:
         write_private(cache_folder() / FILE_NAME, json.dumps(content, indent=1) + "\n")
     except OSError:
         pass
-    return entry
+    return merged
 
 
-def predicted(speed: Speed) -> Predicted:
+def predicted(speed: Speed, setting: Setting) -> Predicted:
     decode, prompt = speed.decode, speed.prompt
     return Predicted(
         _today(),
+        setting,
         (round(decode.low, 2), round(decode.likely, 2), round(decode.high, 2)),
         (round(prompt.low, 4), round(prompt.likely, 4), round(prompt.high, 4)),
+        tuple((tokens, round(seconds, 4)) for tokens, seconds in speed.prompts),
     )
 
 
-def entry_of(known: Mapping[str, Mapping[str, Any]]) -> Entry | None:
-    """Of a model that was predicted; known: data of findings by their ids. Its path is not told yet."""
-    speed, device = known.get("model.speed"), known.get("model.strategy", {}).get("device")
-    if not speed or speed.get("predicted"):
+def prediction(known: Mapping[str, Mapping[str, Any]]) -> Entry | None:
+    """Of a model that was just predicted; known: data of findings by their ids. Its path is not told yet."""
+    found = known.get("model.speed", {}).get("prediction")
+    if not found:
         return None
-    gpu = known.get("gpu.use", {}).get("name") if device == "cuda" else None
-    rates, times = (_ends(speed[name]) for name in ("tokens_per_second", "prompt_seconds"))
-    return Entry("", str(known.get("cpu.processor", {}).get("name") or ""), gpu, Predicted(_today(), rates, times))
-
-
-def _ends(span: Mapping[str, float]) -> tuple[float, float, float]:
-    return span["low"], span["likely"], span["high"]
-
-
-def served(stats: dict[str, Any]) -> tuple[Served, str | None] | None:
-    """From /v1/stats (docs/api.md), and the GPU's name. None where they tell of too few steps, or of several sequences
-    at a time. Raises LookupError, TypeError or ValueError for what are no such counters.
-    """
-    engine, facts = stats["engine"], stats["facts"]
-    steps = engine["steps"]
-    if steps["count"] < LEAST_STEPS or steps["mean_batch"] > MOST_BATCH or not steps["p50_ms"] > 0:
-        return None
-    experts, gpu = engine.get("experts"), _value(facts, "gpu")
-    hits, slots = None, None
-    if experts and experts["pool"]:
-        slots = min(1.0, experts["slots"] / experts["pool"])
-        total = experts["total"]
-        if not experts["resident"] and total["hits"] + total["misses"]:
-            hits = float(total["hit_rate"])
-    device = str(_value(facts, "device")).partition(" ")[0]
-    rate, strategy = 1e3 / float(steps["p50_ms"]), _value(facts, "moe_backend")
-    found = Served(_today(), round(rate, 2), int(steps["count"]), device, strategy, slots, hits)
-    return found, None if gpu is None or device == "cpu" else str(gpu).partition(" (")[0]
-
-
-def _value(facts: dict[str, Any], name: str) -> Any:
-    return (facts.get(name) or {}).get("value")
-
-
-def _same(one: Entry, other: Entry) -> bool:
-    return (one.model, one.cpu, one.gpu) == (other.model, other.cpu, other.gpu)
+    made = msgspec.convert(found, Predicted)
+    gpu = known.get("gpu.use", {}).get("name") if made.setting.device == "cuda" else None
+    return Entry("", str(known.get("cpu.processor", {}).get("name") or ""), gpu, (made,))
 
 
 def entries() -> list[Entry]:
@@ -164,6 +218,14 @@ def entries() -> list[Entry]:
         except msgspec.ValidationError:
             continue
     return found
+
+
+def _newest(new: tuple[T, ...], old: tuple[T, ...]) -> tuple[T, ...]:
+    return (*new, *old)[:RUNS]
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    return (one.model, one.cpu, one.gpu) == (other.model, other.cpu, other.gpu)
 
 
 def _check(*values: float) -> None:

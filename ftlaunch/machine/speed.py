@@ -11,13 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ftengine.models.gpu.strategy import Lanes
+from ftengine.models.gpu.strategy import Lanes, missing_us
 from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import Hits
-from ftlaunch.machine.missing import missing_us
+
+if TYPE_CHECKING:
+    from ftengine.models.gpu.setup import Strategy
 
 CONTEXT = 512  # tokens before the one that is decoded; also of the first prompt
+PROMPTS = (64, 128, 256, 512, 1024, 2048)  # tokens of prompts whose likely times are told, too
 WIDEST = 2.0  # a range's upper end, as a multiple of the lower one
 
 
@@ -33,21 +38,24 @@ class Span:
         return Span(self.low * factor, self.likely * factor, self.high * factor)
 
     def narrow(self) -> Span:
-        """At most WIDEST wide: what lies further from `likely` than its root is cut off."""
-        root = math.sqrt(WIDEST)
-        return Span(max(self.low, self.likely / root), self.likely, min(self.high, self.likely * root))
+        """At most WIDEST wide: as much is cut off at either end, as factors, and `likely` stays within."""
+        low, high = max(self.low, self.likely / WIDEST), min(self.high, self.likely * WIDEST)
+        beyond = math.sqrt(max(1.0, high / low / WIDEST))
+        return Span(low * beyond, self.likely, high / beyond)
 
 
 # Of a time for bytes at the bandwidth that the doctor measures, and of a fixed time
 STREAM = Span(0.90, 1.05, 1.30)
+HOST = Span(0.85, 1.05, 1.65)  # of host memory: a virtual machine's may be faster or far slower a minute later
 FIXED = Span(0.70, 1.00, 1.45)
+LANES, ROUGH_LANES = Span(0.90, 1.00, 1.15), Span(0.78, 1.00, 1.25)  # of missing experts' time
 CPU_LAYER, CPU_STEP = 0.1, 0.35  # ms
 GPU_LAYER = 0.031  # ms of a decode step
-GPU_PROMPT_LAYER = 5.0  # ms of a step with prompt tokens, whatever their number up to some hundred
+GPU_PROMPT_LAYER = 3.4  # ms of a step with prompt tokens, whatever their number up to some hundred
 OVERLAP = 0.5  # of the shorter one of computing and fetching is not hidden behind the longer one
 COMPUTE = Span(0.75, 1.0, 1.4)
 # Products a second of one core in prompts, by the version of the kernels; of `portable` nothing was measured
-CORE_PRODUCTS = {"amx": 60e9, "avx512_bf16": 95e9, "avx512": 50e9, "avx2": 45e9}
+CORE_PRODUCTS = {"amx": 60e9, "avx512_bf16": 95e9, "avx512": 45e9, "avx2": 35e9}
 # Bytes a second of FP8 and FP4 weights that one core computes with, where that may be less than it reads
 CORE_BYTES = {"avx512": 8e9, "avx2": 7e9}
 
@@ -56,10 +64,12 @@ CORE_BYTES = {"avx512": 8e9, "avx2": 7e9}
 class Machine:
     """What a prediction needs of it. Bytes a second; None for what is not known.
 
-    host: read by all threads; device: read by the GPU of its own memory; link: to the GPU.
+    host: read by all threads; lane: by those that compute experts; device: by the GPU of its own memory; link: to the
+    GPU. threads: of `lane`.
     """
 
     host: float | None = None
+    lane: float | None = None
     device: float | None = None
     link: float | None = None
     threads: int = 1
@@ -79,12 +89,16 @@ class Term:
 
 @dataclass(frozen=True)
 class Speed:
-    """decode: tokens a second of one sequence; prompt: seconds until the first token of CONTEXT cold ones."""
+    """decode: tokens a second of one sequence; prompt: seconds until the first token of CONTEXT cold ones.
+
+    prompts: the likely seconds of other lengths, by tokens.
+    """
 
     decode: Span
     prompt: Span
     decode_terms: tuple[Term, ...]
     prompt_terms: tuple[Term, ...]
+    prompts: tuple[tuple[int, float], ...] = ()
 
 
 def predict(model: Model, fit: Fit, machine: Machine, hits: Hits, lanes: Lanes | None = None) -> Speed | None:
@@ -95,21 +109,22 @@ def predict(model: Model, fit: Fit, machine: Machine, hits: Hits, lanes: Lanes |
     if not fit.fits:
         return None
     if fit.device == "cpu":
-        if not machine.host or machine.kernels not in CORE_PRODUCTS:
+        if not machine.lane or machine.kernels not in CORE_PRODUCTS:
             return None
         narrow = model.layout is not None and model.layout.gate_up.bits < 16
         most = CORE_BYTES.get(machine.kernels, math.inf) if narrow else math.inf
-        host = min(machine.host, machine.threads * most)
-        decode, prompt = _cpu_decode(model, host), _cpu_prompt(model, machine, host)
+        host = min(machine.lane, machine.threads * most)
+        decode, of_prompt = _cpu_decode(model, host), partial(_cpu_prompt, model, machine, host)
     else:
         resident = fit.strategy is None or fit.strategy.strategy == "resident"
         if not machine.device or not (resident or lanes):
             return None
         decode = _gpu_decode(model, fit, machine.device, hits, lanes)
-        prompt = _gpu_prompt(model, fit, machine.link)
-    step = total(decode)
+        of_prompt = partial(_gpu_prompt, model, fit, machine.link)
+    step, prompt = total(decode), of_prompt(CONTEXT)
     rates = Span(1e3 / step.high, 1e3 / step.likely, 1e3 / step.low)
-    return Speed(rates.narrow(), total(prompt).times(1e-3).narrow(), decode, prompt)
+    prompts = tuple((tokens, total(of_prompt(tokens)).likely / 1e3) for tokens in PROMPTS)
+    return Speed(rates.narrow(), total(prompt).times(1e-3).narrow(), decode, prompt, prompts)
 
 
 def total(terms: Iterable[Term]) -> Span:
@@ -139,31 +154,32 @@ def _stream(name: str, formula: str, size: float, bandwidth: float, share: Span 
 
 def _cpu_decode(model: Model, host: float) -> tuple[Term, ...]:
     return (
-        _stream("dense weights, state", "D / B_H", dense_bytes(model), host),
-        _stream("experts", "T / B_H", routed_bytes(model), host),
+        _stream("dense weights, state", "D / B_H", dense_bytes(model), host, HOST),
+        _stream("experts", "T / B_H", routed_bytes(model), host, HOST),
         Term("layers", "L * tau", FIXED.times(layers(model) * CPU_LAYER)),
         Term("step", "tau_s", FIXED.times(CPU_STEP)),
     )
 
 
-def _cpu_prompt(model: Model, machine: Machine, host: float) -> tuple[Term, ...]:
+def _cpu_prompt(model: Model, machine: Machine, host: float, tokens: int) -> tuple[Term, ...]:
     rate = machine.threads * CORE_PRODUCTS[machine.kernels]
-    touched = model.sizes.dense - model.embedding + _touched(model) * model.sizes.banks
-    compute = Term("computing", "n * P / F", COMPUTE.times(CONTEXT * model.products / rate * 1e3))
-    return compute, _stream("weights", "W / B_H", touched, host), Term("layers", "L * tau", FIXED.times(layers(model)))
+    touched = model.sizes.dense - model.embedding + _touched(model, tokens) * model.sizes.banks
+    compute = Term("computing", "n * P / F", COMPUTE.times(tokens * model.products / rate * 1e3))
+    weights = _stream("weights", "W / B_H", touched, host, HOST)
+    return compute, weights, Term("layers", "L * tau", FIXED.times(layers(model)))
 
 
-def _touched(model: Model) -> float:
-    """Share of all experts that a prompt of CONTEXT tokens meets, were they chosen evenly."""
+def _touched(model: Model, tokens: int) -> float:
+    """Share of all experts that a prompt meets, were they chosen evenly."""
     if not model.sizes.experts:
         return 0.0
-    return 1.0 - (1.0 - min(1.0, model.demand.top_k / model.sizes.experts)) ** CONTEXT
+    return 1.0 - (1.0 - min(1.0, model.demand.top_k / model.sizes.experts)) ** tokens
 
 
 def _gpu_decode(model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes | None) -> tuple[Term, ...]:
     routed = routed_bytes(model)
     terms = [_stream("dense weights, state", "D / B_V", dense_bytes(model), device)]
-    strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
+    strategy: Strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
     found = Hits(1.0, 1.0, 1.0) if strategy == "resident" else hits
     if found.likely:
         terms.append(_stream("experts in slots", "h T / B_V", found.likely * routed, device))
@@ -173,25 +189,26 @@ def _gpu_decode(model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes 
     return tuple(terms)
 
 
-def _missing(model: Model, strategy: str, hits: Hits, lanes: Lanes) -> Term:
+def _missing(model: Model, strategy: Strategy, hits: Hits, lanes: Lanes) -> Term:
     """A layer's experts without a slot, by the lanes' costs; more hits, less time."""
 
     def ms(share: float) -> float:
         return model.sizes.layers * missing_us(strategy, model.demand.top_k, 1.0 - share, lanes) / 1e3
 
     likely = ms(hits.likely)
-    span = Span(0.9 * ms(hits.high), likely, 1.15 * ms(hits.low))
+    around = ROUGH_LANES if lanes.rough else LANES
+    span = Span(around.low * ms(hits.high), likely, around.high * ms(hits.low))
     size = (1.0 - hits.likely) * routed_bytes(model)
     return Term("missing experts", "lanes((1-h) T)", span, size, size / likely * 1e3 if likely else None)
 
 
-def _gpu_prompt(model: Model, fit: Fit, link: float | None) -> tuple[Term, ...]:
+def _gpu_prompt(model: Model, fit: Fit, link: float | None, tokens: int) -> tuple[Term, ...]:
     """Experts without a slot cross the link once, behind and beside what is computed."""
     compute = FIXED.times(layers(model) * GPU_PROMPT_LAYER)
     terms = [Term("computing", "L * tau_p", compute)]
     absent = model.sizes.total - fit.slots if fit.strategy is not None and fit.strategy.strategy != "resident" else 0
     if absent and link:
-        size = absent * model.sizes.block * _touched(model)
+        size = absent * model.sizes.block * _touched(model, tokens)
         whole = STREAM.times(size / link * 1e3)
         longer, shorter = max(compute.likely, whole.likely), min(compute.likely, whole.likely)
         beyond = longer + OVERLAP * shorter - compute.likely

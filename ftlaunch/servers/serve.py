@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ftengine.errors import FtError
 from ftlaunch import paths
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftengine.api.settings import ServeSettings
+    from ftengine.config import EngineConfig
 
 ENGINE_OPTIONS = (  # that the engine's configuration has under the same names
     "dtype",
@@ -49,7 +51,28 @@ def serve(options: ServeOptions) -> None:
 
     used.record(record.model)
     with publish(record):
-        server.run(settings)
+        server.run(settings, at_end=partial(_remember, record))
+
+
+def engine_config(options: ServeOptions, model_dir: Path) -> EngineConfig:
+    """What these options ask of the engine. Raises ConfigError for what is impossible."""
+    from ftengine.config import EngineConfig
+    from ftlaunch.store import canonical
+
+    return EngineConfig(
+        model_dir=str(model_dir),
+        model_name=canonical(options.model),
+        prefill_chunk=options.max_prefill_length,
+        cache_dir=str(paths.prompts()),
+        **{name: getattr(options, name) for name in ENGINE_OPTIONS},
+    )
+
+
+def _remember(record: ServerRecord, stats: dict[str, Any]) -> None:
+    """Beside what was predicted, for the next prediction."""
+    from ftlaunch.machine.remember import remember
+
+    remember(record, stats)
 
 
 def _port(options: ServeOptions) -> int:
@@ -103,19 +126,11 @@ def _served_name(model: str, path: Path) -> str:
 
 def _settings(options: ServeOptions, record: ServerRecord, model_dir: Path) -> ServeSettings:
     from ftengine.api.settings import ServeSettings
-    from ftengine.config import EngineConfig
 
-    engine = EngineConfig(
-        model_dir=str(model_dir),
-        model_name=record.model,
-        prefill_chunk=options.max_prefill_length,
-        cache_dir=str(paths.prompts()),
-        **{name: getattr(options, name) for name in ENGINE_OPTIONS},
-    )
     return ServeSettings(
         model_dir=str(model_dir),
         served_name=record.served_name,
-        engine=engine,
+        engine=engine_config(options, model_dir),
         host=record.host,
         port=record.port,
         api_key=record.api_key,

@@ -103,3 +103,16 @@ def test_commands_in_documents_exist():
         text = document.read_text(encoding="utf-8")
         typed = re.findall(r"(?:^|`)ft ([a-z]+)", text, re.MULTILINE)
         assert set(typed) <= set(COMMANDS), document.name
+
+
+def test_the_same_node_is_asked_for_everywhere():
+    """By the doctor, the scripts and the documents."""
+    asked = {
+        "README.md": r"Node ≥ (\d+)",
+        "docs/troubleshooting.md": r"Install Node (\d+) or newer",
+        "scripts/common.sh": r"Install Node (\d+) or newer",
+        "ftlaunch/machine/agents.py": r"OLDEST = (\d+)",
+    }
+    found = {name: re.findall(text, (ROOT / name).read_text(encoding="utf-8")) for name, text in asked.items()}
+    assert all(found.values()), found
+    assert len({number for numbers in found.values() for number in numbers}) == 1, found

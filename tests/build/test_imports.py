@@ -16,11 +16,11 @@ TOPS = {
 }
 
 # room -> rooms it may import, besides itself; a room is a package of ftengine, or one of its files in its root
-COMMON = {"core", "config", "conversation", "errors", "wire"}
+COMMON = {"core", "config", "conversation", "errors", "private", "wire"}
 FLOORS = {
     "api": {"dialect", "leases", "weights", *COMMON},
     "dialect": {"weights", *COMMON},
-    "leases": {"errors"},
+    "leases": {"errors", "private"},
     "bench": {
         "cache",
         "dialect",
@@ -38,17 +38,18 @@ FLOORS = {
     "scheduler": {"cache", "experts", "kernels", "memory", "models", "weights", *COMMON},
     "models": {"_native", "layers", "experts", "kernels", "formats", "weights", *COMMON},
     "layers": {"experts", "kernels", "formats", "core"},
-    "experts": {"kernels", "formats", "weights", "errors"},
+    "experts": {"kernels", "formats", "weights", "errors", "private"},
     "memory": {"formats", "weights", *COMMON},
-    "cache": {"core", "errors"},
+    "cache": {"core", "errors", "private"},
     "weights": {"core", "errors", "formats"},
     "formats": {"_native", "errors"},
-    "kernels": {"_native", "config", "errors", "formats"},
+    "kernels": {"_native", "config", "errors", "formats", "private"},
     "wire": {"core"},
     "conversation": {"core", "errors"},
     "config": {"errors", "core"},
     "core": set(),
     "errors": set(),
+    "private": set(),
 }
 TORCH_FREE = (
     "ftlaunch",

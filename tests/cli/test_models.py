@@ -368,7 +368,7 @@ def test_serving_is_noted_and_names_the_model(
     names: dict[str, str] = {}
     for model in ("mine", "org/pulled", "org--pulled", "org/cached", str(plain), str(tmp_path / "file.gguf")):
 
-        def run(settings: ServeSettings, model: str = model) -> None:
+        def run(settings: ServeSettings, at_end: object, model: str = model) -> None:
             names[model] = settings.served_name
 
         monkeypatch.setattr(server, "run", run)

@@ -90,8 +90,10 @@ def test_a_damaged_file_is_left_aside_and_replaced(content: bytes, tmp_path: Pat
 
 def test_a_folder_that_cannot_be_written_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
-    write(tmp_path / "file", PROFILE)
-    assert "is not kept" in caplog.text
+    reason = write(tmp_path / "file", PROFILE)
+    assert reason is not None
+    assert f"what was measured is not kept: {reason}" in caplog.text
+    assert write(tmp_path, PROFILE) is None
 
 
 def test_bandwidths_and_costs_are_those_of_lanes_side_by_side() -> None:
@@ -107,6 +109,30 @@ def test_bandwidths_and_costs_are_those_of_lanes_side_by_side() -> None:
     for name in ("link", "link_beside", "cpu_beside"):
         with pytest.raises(ValueError, match="the times of a lane are missing"):
             msgspec.structs.replace(alone, **{name: TIMES})
+
+
+@pytest.mark.parametrize(("over", "choice"), [(2.01, "hybrid"), (1.99, "offload")])
+def test_the_published_rule(over: float, choice: str) -> None:
+    """The CPU shares the work where its bandwidth is more than twice the link's; q* = m B_P / B_H."""
+    found = msgspec.structs.replace(PROFILE, link=LaneTimes({}, 3.0, 20.0 * over), cpu=LaneTimes({}, 9.0, 20.0))
+    assert found.cpu_over_link == pytest.approx(over)
+    assert found.published_choice == choice
+    assert found.bandwidth(found.cpu) == pytest.approx(100 / 20e-6)
+    assert found.bandwidth(found.link, found.cpu) == pytest.approx(100 / 20e-6 * (1 + 1 / over))
+
+
+def test_what_has_no_slope_has_no_bandwidth() -> None:
+    flat = msgspec.structs.replace(PROFILE, cpu=LaneTimes({8: 3.0}, 3.0, 0.0))
+    assert (flat.bandwidth(flat.cpu), flat.cpu_over_link, flat.published_choice) == (None, None, None)
+    alone = msgspec.structs.replace(PROFILE, link=None, link_beside=None, cpu_beside=None)
+    assert (alone.bandwidth(alone.link), alone.cpu_over_link, alone.published_choice) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["read_bytes_per_second", "copy_bytes_per_second"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_bandwidth_is_nonsense(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match="is not a bandwidth"):
+        msgspec.structs.replace(PROFILE, **{name: value})
 
 
 @pytest.mark.parametrize("lane", ["cpu", "link_beside"])

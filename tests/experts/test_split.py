@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
-from ftengine.experts.split import LaneCosts, forced_share, published_share
+from ftengine.experts.split import (
+    TABLES,
+    Beside,
+    LaneCosts,
+    fastest,
+    forced_share,
+    published_share,
+    split_table,
+)
 
 SERVER, LAPTOP = LaneCosts(3.0, 35.0, 8.0, 26.0), LaneCosts(3.0, 150.0, 8.0, 50.0)
 
@@ -51,3 +60,36 @@ def test_the_published_rule_sends_nothing_at_few_misses() -> None:
 def test_costs_are_times(wrong: float) -> None:
     with pytest.raises(ValueError, match="b_cpu is"):
         LaneCosts(1.0, 1.0, 1.0, wrong)
+
+
+ODD = LaneCosts(3.0, 37.0, 7.0, 22.0, link_beside=6.0, cpu_beside=10.0, pace=1.7, row=5.0, late=0.2, late_us=900.0)
+
+
+@pytest.mark.parametrize("costs", [SERVER, LAPTOP, ODD], ids=["server", "laptop", "odd"])
+@pytest.mark.parametrize("beside", [Beside(), Beside(12.0, 9.0, 0.3)], ids=["alone", "beside"])
+def test_a_table_of_all_splits_says_what_the_formula_does(costs: LaneCosts, beside: Beside) -> None:
+    times = costs.layers(20, beside)
+    for misses in range(21):
+        expected = [costs.layer(misses, fetched, beside) for fetched in range(misses + 1)]
+        assert times[misses, : misses + 1].tolist() == pytest.approx(expected, rel=1e-12)
+        assert (times[misses, misses + 1 :] == math.inf).all()
+    assert fastest(costs.layers(20)).tolist() == [costs.link_share(misses) for misses in range(21)]
+
+
+def test_by_hand_beside_other_work() -> None:
+    """Two over the link and three on the CPU; the CPU's third has nobody beside it any more."""
+    assert ODD.link(2, 3) == pytest.approx(3 + 2 * 37 + 3 * 6)
+    assert ODD.link(1, 3) == pytest.approx(3 + 37 + 1.7 * 6)
+    assert ODD.cpu(3, 2) == pytest.approx(7 + 3 * 22 + 3 / 1.7 * 10)
+    assert ODD.cpu(3, 1, 2.0) == pytest.approx(7 + 3 * 22 + 10 + 3 * 2 * 5)
+    # One in five comes 900 us later, and the GPU's own 12 us go by meanwhile.
+    assert ODD.layer(1, 0, Beside(12.0)) == pytest.approx(0.8 * 29 + 0.2 * 929)
+    assert ODD.layer(1, 1, Beside(12.0, 9.0)) == pytest.approx(9 + 40)
+
+
+def test_the_kernels_table() -> None:
+    """A row for each number of rows of a step, as long as so many rows can miss experts; zeros behind."""
+    table = split_table(3, 2, lambda rows, misses: misses // rows)
+    assert table.shape == (TABLES, 3, 7)
+    assert table[0].tolist() == [[0, 1, 2, 0, 0, 0, 0], [0, 0, 1, 1, 2, 0, 0], [0, 0, 0, 1, 1, 1, 2]]
+    assert (table == table[0]).all()

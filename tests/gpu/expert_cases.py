@@ -48,10 +48,13 @@ def chosen_experts(slots: int, tokens: int, top_k: int, device: str) -> Chosen:
     chosen = Chosen.allocate(tokens + 1, top_k, device)
     chosen.combine.fill_(torch.nan)
     chosen.slot.fill_(1 << 30)
+    chosen.turn.fill_(len(chosen.slot) - 1)
     routes = [torch.randperm(slots)[:top_k].tolist() for _ in range(tokens)]
     used = list(dict.fromkeys(slot for row in routes for slot in row))
     chosen.count.fill_(len(used))
     chosen.slot[: len(used)] = torch.tensor(used, dtype=torch.int32)
+    chosen.ready.fill_(len(used) // 2)
+    chosen.turn[: len(used)] = torch.randperm(len(used), dtype=torch.int32)
     weights = torch.rand(len(used), tokens) + 0.1
     taken = torch.tensor([[slot in row for row in routes] for slot in used])
     chosen.combine[: len(used)] = 0

@@ -15,11 +15,13 @@ ALL_FORMATS = tuple(FORMATS.values())
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
-def run(bank: Bank, chosen: Chosen, x: torch.Tensor, before: torch.Tensor, device: str) -> torch.Tensor:
+def run(
+    bank: Bank, chosen: Chosen, x: torch.Tensor, before: torch.Tensor, device: str, early: bool = False
+) -> torch.Tensor:
     layout, out = bank.layout, before.clone().to(device)
     # What is left in scratch from before must not matter.
     scratch = torch.full((*chosen.combine.shape, layout.intermediate), torch.nan, dtype=x.dtype, device=device)
-    experts.experts_decode(layout, bank.blocks.to(device), chosen, x.to(device), scratch, out)
+    experts.experts_decode(layout, bank.blocks.to(device), chosen, x.to(device), scratch, out, early=early)
     return out.cpu()
 
 
@@ -57,6 +59,31 @@ def test_every_configuration_that_tuning_may_choose(
 
         monkeypatch.setattr(experts, "choose", chosen_config)
         check(bank, tokens, BFLOAT16, device)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "config"),
+    [
+        (NVFP4, 256, {"TILES": 2, "num_warps": 2}),
+        (BF16, 64, {"SPLIT": 4, "PANELS": 1, "num_warps": 4, "num_stages": 1}),
+        (NVFP4, 64, {"BLOCK": 8, "num_warps": 8}),
+    ],
+    ids=["mma", "dots", "rows"],
+)
+def test_experts_that_were_in_slots_come_first_and_sums_stay_in_one_order(
+    kind: Format, hidden: int, config: dict[str, int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel, with turns of any kind: against the formula, and bit by bit against the order of the rows."""
+    bank, x, before = Bank(kind, kind, hidden, 16), torch.randn(3, hidden).bfloat16(), torch.randn(3, hidden)
+
+    def chosen_config(kernel, key, candidates, run):
+        return config if kernel == "experts_gate_up" else candidates[0]
+
+    monkeypatch.setattr(experts, "choose", chosen_config)
+    chosen = chosen_experts(len(bank.blocks), 3, 2, device)
+    found = run(bank, chosen, x, before, device, early=True)
+    assert_close(found, before.double() + bank.formula(x, chosen), ACT[BFLOAT16])
+    assert torch.equal(run(bank, chosen, x, before, device), found)
 
 
 @pytest.mark.parametrize("kind", [NVFP4, MXFP4], ids=lambda kind: kind.name)

@@ -112,6 +112,17 @@ def test_join_adds_nothing_where_the_cpu_was_not_asked(device: str) -> None:
     assert out.eq(0).all()
 
 
+@pytest.mark.parametrize("asked", [0, 2], ids=["alone", "with the CPU's rows"])
+def test_join_adds_what_another_stream_made(asked: int, device: str) -> None:
+    pool, mailbox = SlotPool(make_banks(1, 4, device), 0, 0, 2, device), make_mailbox(2, 2, device)
+    waiting(pool, mailbox, 3, asked)
+    mailbox.reply[0] = 3
+    out, other = torch.randn(2, HIDDEN, device=device), torch.randn(2, HIDDEN, device=device)
+    expected = out + other + (mailbox.out.to(device) if asked else 0.0)
+    join(pool.tensors, 0, mailbox, out, other)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
 def test_a_cpu_that_fails_or_is_late_ends_the_wait(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, mailbox = SlotPool(make_banks(1, 4, device), 0, 0, 2, device), make_mailbox(2, 2, device)
     waiting(pool, mailbox, 3, 2)

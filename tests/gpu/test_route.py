@@ -73,6 +73,10 @@ class Bench:
         expected = [expert for expert in dict.fromkeys(ids.flatten().tolist()) if expert in place]
         assert int(chosen.count) == len(expected)
         assert chosen.slot[: len(expected)].tolist() == [place[expert] for expert in expected]
+        ready = [row for row, expert in enumerate(expected) if expert in decision.hits]
+        arriving = [row for row, expert in enumerate(expected) if expert not in decision.hits]
+        assert int(chosen.ready) == len(ready)
+        assert chosen.turn[: len(expected)].tolist() == ready + arriving
         for row, expert in enumerate(expected):
             assert held_by(self.pool, place[expert]) == layer * EXPERTS + expert
             mine = torch.where(ids == expert, weights, 0).sum(1)

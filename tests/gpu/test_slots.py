@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ftengine.experts.pool import ExpertBank
-from ftengine.experts.slots import SlotPool
-from ftengine.experts.split import LaneCosts
+from ftengine.experts.slots import DEFAULT_COSTS, SlotPool
+from ftengine.experts.split import LaneCosts, forced_share
 from ftengine.formats.format import BF16, ExpertLayout
 from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.buffers import RouteBuffers
@@ -53,16 +53,25 @@ def test_more_slots_than_experts_are_not_allocated(device: str) -> None:
 
 
 def test_settings_reach_the_device(device: str) -> None:
+    """The split's table against the rule, LaneCosts.link_share, and against fixed shares."""
     pool = SlotPool(make_banks(LAYERS, EXPERTS, device), 4, 2, TOP_K, device)
-    control = pool.tensors.control
-    assert control[at.SHARE.value] == -1
-    pool.set_costs(LaneCosts(1.0, 2.0, 3.0, 4.0))
+    control, split, costs = pool.tensors.control, pool.tensors.split, LaneCosts(1.0, 2.0, 3.0, 4.0)
+
+    def rows(number: int) -> list[int]:
+        return split[0, number - 1, : number * TOP_K + 1].tolist()
+
+    pool.set_costs(costs)
+    assert rows(3) == [costs.link_share(misses) for misses in range(3 * TOP_K + 1)]
     pool.set_cpu_share(0.25)
     pool.set_gate(False)
     pool.set_background(0.5)
-    assert control[: at.TRACE.value + 1].tolist() == [1, 2, 3, 4, 0.25, 0, 0.5, 0]
+    pool.set_trials(64)
+    assert rows(2) == [forced_share(misses, 0.25) for misses in range(2 * TOP_K + 1)]
+    assert control[: at.TRIES.value + 1].tolist() == [0, 0.5, 0, 64]
+    pool.set_costs(DEFAULT_COSTS)
+    assert rows(2) == [forced_share(misses, 0.25) for misses in range(2 * TOP_K + 1)]
     pool.set_cpu_share(None)
-    assert control[at.SHARE.value] == -1
+    assert rows(16) == [DEFAULT_COSTS.link_share(misses) for misses in range(16 * TOP_K + 1)]
     with pytest.raises(ValueError, match=r"0 to 1, not 1\.5"):
         pool.set_cpu_share(1.5)
     with pytest.raises(ValueError, match="0 to 4 experts"):

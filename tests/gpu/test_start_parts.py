@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from ftengine.kernels.triton import tuning
 from ftengine.memory import estimate
 from ftengine.memory.estimate import WeightSizes
 from ftengine.memory.gpu import Gpu, interpreter
+from ftengine.memory.plan import lane_threads
 from ftengine.memory.vram import Demand, plan_device
+from ftengine.scheduler import start_gpu
 from ftengine.scheduler.beginning import Beginning
-from ftengine.scheduler.lanes import choose_lanes, lane_threads
+from ftengine.scheduler.lanes import choose_lanes
 from ftengine.scheduler.start_gpu import _explained, demand_of, start_on_gpu, warm_prefill
 from ftengine.scheduler.timeline import Timeline
 from ftengine.weights.checkpoint import Checkpoint
@@ -50,15 +53,33 @@ def test_a_gpu_that_is_too_small_is_left_alone_by_auto(folder: Path) -> None:
     device, started = start_on_gpu(beginning(folder), card(100 << 20), Resolved("cuda", "found"))
     assert started is None
     assert device.value == "cpu"
-    assert device.reason.startswith("the Small Card is too small: 0.25 GiB are the least that this model needs there")
+    assert device.reason.startswith("the Small Card is too small: 0.38 GiB are the least that this model needs there")
     assert "0.09 GiB can be used (0.9 (default) of 0.10 GiB free)" in device.reason
 
 
 def test_and_refused_where_it_is_asked_for(folder: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"workspace for steps of 2048 tokens need 0.2\d GiB, but of the GPU's memory"
+        ConfigError, match=r"workspace for steps of 2048 tokens need 0.[34]\d GiB, but of the GPU's memory"
     ):
         start_on_gpu(beginning(folder, device="cuda"), card(100 << 20), Resolved("cuda", "found"))
+
+
+class Unread:
+    """Weights of which headers are known, and nothing may be read."""
+
+    def __init__(self, source) -> None:
+        self.tensors, self.expert_layout = source.tensors, source.expert_layout
+
+
+def test_experts_that_the_hosts_memory_cannot_hold_are_refused_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = beginning(folder)
+    begin = dataclasses.replace(begin, weights=Unread(begin.weights))
+    monkeypatch.setattr(start_gpu, "available_memory", lambda: (begin.sizes.banks, "memory limit of the cgroup"))
+    banks = r"the routed experts need 0\.00 GiB of memory, but of 0\.00 GiB available \(memory limit of the cgroup\)"
+    with pytest.raises(ConfigError, match=banks):
+        start_on_gpu(begin, card(20 * GIB), Resolved("cuda", "found"))
 
 
 @pytest.fixture

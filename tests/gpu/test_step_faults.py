@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,8 @@ from tests.scheduler.test_faults import REQUESTS, Starved
 
 class DeviceDriver(Driver):
     def __init__(self, model, device: str) -> None:
-        tensors = allocate_cache(model.cache_layout, models.PAGES, models.PAGE_SIZE, models.SLOTS, device)
+        where = "interpret" if device == "cpu" else device
+        tensors = allocate_cache(model.cache_layout, models.PAGES, models.PAGE_SIZE, models.SLOTS, where)
         self.model = model
         self.cache = SequenceCache(tensors, models.PAGES, models.SLOTS)
         limits = Limits(models.PAGES * models.PAGE_SIZE, 3, model.vocab_size, ())
@@ -30,30 +30,30 @@ class DeviceDriver(Driver):
         self.engine.warm_up()
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3.5"])
-def test_out_of_memory_at_any_allocation_of_a_step(kind: str, device: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "strategy"), [("qwen3", "resident"), ("qwen3.5", "resident"), ("qwen3.5", "hybrid")])
+def test_out_of_memory_at_any_allocation_of_a_step(kind: str, strategy: str, device: str, tmp_path: Path) -> None:
     """n = 1, 2, ... until none is left to fail, or 100: requests fail as overloaded or get the answers that they get
-    undisturbed; nothing leaks."""
-    if device != "cuda":
-        pytest.skip(
-            "there is no GPU whose memory could run out; tests/scheduler/test_faults.py has the same without one"
-        )
+    undisturbed; nothing leaks. Without a GPU every 16th n, on Triton's interpreter."""
+    if strategy == "hybrid" and device != "cuda":
+        pytest.skip("decode steps with a CPU lane take no memory where they are graphs, and only there")
     model = models.load_gpu(models.write(kind, tmp_path / "checkpoint"), device)
-    model.prepare(models.setup("resident"))
+    model.prepare(models.setup(strategy, slots=0 if strategy == "resident" else 5))
     try:
         driver = DeviceDriver(model, device)
         expected = _answers(driver, "undisturbed", None)
-        for fails in itertools.count(1):
+        failed = 0
+        for fails in range(1, 101, 1 if device == "cuda" else 16):
             starved = Starved(fails, torch.OutOfMemoryError("CUDA out of memory."))
             found = _answers(driver, str(fails), starved)
             results = [driver.results[f"{name} {fails}"] for name in REQUESTS]
             for result, wanted in zip(results, expected, strict=True):
                 assert result.overloaded if result.error else result.tokens == wanted
-            if starved.left > 0 or fails == 100:
+            if starved.left > 0:
+                assert found == expected
                 break
-            assert any(result.error for result in results)
-        assert fails > 10
-        assert found == expected or fails == 100
+            failed += any(result.error is not None for result in results)
+        assert failed > 4
         assert _answers(driver, "again", None) == expected
         assert driver.engine.lost is None
     finally:

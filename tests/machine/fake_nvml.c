@@ -55,7 +55,8 @@ int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
     return 0;
 }
 int nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) {
-    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02lX:00.0", 10 + number(handle));
+    /* In a PCI domain that no machine has: one of the machine's own cards may be anywhere else. */
+    snprintf(pci->bus_id, sizeof pci->bus_id, "0000FA4E:%02lX:00.0", 10 + number(handle));
     return 0;
 }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {

@@ -120,20 +120,22 @@ def test_lanes_that_the_engine_measured_before(tmp_path: Path, demo: Model, monk
         return profile.LaneProfile(key, "2026-01-31", 1000, 6.0, us[0], us[1], us[2], us[3])
 
     monkeypatch.setattr(model, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(model.native, "granted_threads", lambda: 8)
     room = Room(16 * GIB, "of a test", 7 * GIB, "Fake 4060")
     for other in (made("Another, 8192 MiB"), made("Fake 4060, 8192 MiB", "nvfp4"), made("Fake 4060 Ti, 8192 MiB")):
         profile.write(tmp_path, other)
-    assert model.known_lanes(demo, room, Asked(known=KNOWN)) == lanes.measured(KNOWN, demo.sizes.block)
+    assert model.known_lanes(demo, room, Asked(known=KNOWN), 7) == lanes.measured(KNOWN, demo.sizes.block, 7)
     mine = made("Fake 4060, 8192 MiB")
     profile.write(tmp_path, mine)
-    assert model.known_lanes(demo, room, Asked(known=KNOWN)) == lanes_of(mine)
+    assert model.known_lanes(demo, room, Asked(known=KNOWN), 7) == lanes_of(mine)
+    assert model.known_lanes(demo, room, Asked(known={**KNOWN, "gpu.lanes": {}}), 4) is None, "of other threads"
     (tmp_path / "profile.json").write_text('{"version": 1, "lanes": [7, {"key": {}}, null]}')
-    assert model.known_lanes(demo, room, Asked(known={**KNOWN, "gpu.lanes": {}})) is None
+    assert model.known_lanes(demo, room, Asked(known={**KNOWN, "gpu.lanes": {}}), 7) is None
 
 
 def test_lanes_from_the_doctors_own_figures(demo: Model) -> None:
     """Both lanes at once move what was measured of both at once."""
-    found = lanes.measured(KNOWN, demo.sizes.block)
+    found = lanes.measured(KNOWN, demo.sizes.block, 7)
     assert found is not None
     assert demo.sizes.block / found.alone.b_link * 1e6 == pytest.approx(12e9)
     rates = [demo.sizes.block / us * 1e6 for us in (found.together.b_link, found.together.b_cpu)]

@@ -83,6 +83,18 @@ def test_without_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert agents.agent(codex, binaries.locate(codex, tmp_path / "none", os.environ)).value.endswith("not installed")
 
 
+@pytest.mark.parametrize(("version", "verdict"), [("v20.20.2", "note"), ("v22.0.0", "ok"), ("v101.1.0", "ok")])
+def test_which_node(version: str, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """README says 22, as Claude Code's package does."""
+    for name in ("node", "npm"):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho {version}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = agents.node()
+    assert (found.verdict, found.data["node"]) == (verdict, version.removeprefix("v"))
+
+
 def test_a_node_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(agents, "SECONDS", 0.2)
     program = tmp_path / "node"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from ftengine.config import EngineConfig
 from ftengine.experts.split import LaneCosts
 from ftengine.kernels import native
-from ftengine.models.gpu.strategy import Choice, Lanes
+from ftengine.models.gpu.strategy import Choice, Lanes, missing_us
 from ftlaunch.cli import main
-from ftlaunch.machine import bundled, catalogue, hits, memory_read, missing, predict
+from ftlaunch.machine import bundled, catalogue, hits, lanes, memory_read, model, predict
 from ftlaunch.machine.fit import Fit, Model, Room, fit, read
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.speed import WIDEST, Machine, Span, Speed, dense_bytes, routed_bytes, total
@@ -21,15 +24,26 @@ from ftlaunch.machine.speed import predict as predicted
 GIB = 1 << 30
 NVFP4 = "qwen3.6-35b-a3b-nvfp4"
 # One H200 and 15 threads, docs/performance.md: costs of missing experts as `ft serve` measured them
-H200 = Machine(host=95e9, device=4.3e12, link=50e9, threads=16, kernels="amx")
-LANES = Lanes(LaneCosts(4.3, 35.8, 25.7, 17.3), LaneCosts(4.3, 36.0, 20.0, 22.0), 19.0)
+H200 = Machine(host=95e9, lane=95e9, device=4.3e12, link=50e9, threads=16, kernels="amx")
+LANES = Lanes(LaneCosts(3.6, 34.8, 25.7, 17.3), LaneCosts(4.3, 35.8, 20.0, 21.0), 18.9)
+NEXT = Lanes(LaneCosts(4.0, 34.8, 28.2, 19.5), LaneCosts(5.6, 36.4, 33.7, 18.5), 21.5)  # another host of the kind
+FEW = Lanes(LaneCosts(3.6, 34.8, 40.0, 41.5), LaneCosts(4.3, 35.8, 42.0, 43.0), 13.6)  # four threads
 SERVED = [
-    # strategy, share in slots, hits counted; tokens a second, seconds of a first prompt of 512 tokens
-    ("resident", 1.0, 1.0, 439, (0.16, 0.33)),
-    ("hybrid", 0.25, 0.86, 254, (0.37, 0.47)),
-    ("hybrid", 0.10, 0.66, 205, (0.42, 0.55)),
-    ("offload", 0.10, 0.66, 159, (0.43, 0.52)),
-    ("cpu", 0.0, 0.0, 105, (0.45, 0.53)),
+    # lanes, strategy, share in slots, hits counted; tokens a second, seconds of a cold prompt of 512 tokens. Those of
+    # prompts with less than all in slots are of a server that took 0.13 s more for what it computes than today's
+    (LANES, "resident", 1.0, 1.0, 442, (0.10, 0.155)),
+    (LANES, "hybrid", 0.25, 0.85, 257, (0.24, 0.47)),
+    (LANES, "hybrid", 0.10, 0.66, 207, (0.28, 0.55)),
+    (LANES, "offload", 0.25, 0.85, 247, None),
+    (LANES, "offload", 0.10, 0.66, 157, (0.30, 0.52)),
+    (LANES, "cpu", 0.0, 0.0, 107, (0.32, 0.53)),
+    (NEXT, "resident", 1.0, 1.0, 443, (0.123, 0.183)),
+    (NEXT, "hybrid", 0.25, 0.849, 255, (0.305, 0.495)),
+    (NEXT, "hybrid", 0.10, 0.641, 191, (0.368, 0.461)),
+    (NEXT, "cpu", 0.0, 0.0, 102, (0.362, 0.529)),
+    (FEW, "hybrid", 0.25, 0.85, 245, None),
+    (FEW, "hybrid", 0.10, 0.66, 181, None),
+    (FEW, "cpu", 0.0, 0.0, 60, (0.32, 0.54)),
 ]
 
 
@@ -39,19 +53,65 @@ def on_gpu(strategy: str, share: float) -> tuple[Model, Fit]:
     return model, Fit("cuda", slots=round(share * model.sizes.total), strategy=choice)
 
 
-@pytest.mark.parametrize(("strategy", "share", "rate", "tokens", "seconds"), SERVED)
+@pytest.mark.parametrize(("lanes", "strategy", "share", "rate", "tokens", "seconds"), SERVED)
 def test_what_was_served_on_a_gpu(
-    strategy: str, share: float, rate: float, tokens: float, seconds: tuple[float, float]
+    lanes: Lanes, strategy: str, share: float, rate: float, tokens: float, seconds: tuple[float, float] | None
 ) -> None:
-    """The range of the stated hit curve contains it; with the counted hits the likely rate is within 20 %."""
+    """The range of the stated hit curve contains it; with the counted hits the likely rate is within 12 %."""
     model, told = on_gpu(strategy, share)
-    before = predicted(model, told, H200, hits.expected(share), LANES)
-    after = predicted(model, told, H200, hits.counted(rate), LANES)
+    before = predicted(model, told, H200, hits.expected(share), lanes)
+    after = predicted(model, told, H200, hits.counted(rate), lanes)
     assert before is not None
     assert after is not None
     assert before.decode.low <= tokens <= before.decode.high
-    assert after.decode.likely == pytest.approx(tokens, rel=0.2)
-    assert before.prompt.low <= sum(seconds) / 2 <= before.prompt.high
+    assert after.decode.likely == pytest.approx(tokens, rel=0.12)
+    if seconds is not None:
+        assert before.prompt.low <= sum(seconds) / 2 <= before.prompt.high
+
+
+ASSUMED = [
+    # threads of the lane, bytes a second that they read; strategy, share in slots, tokens a second. Of three hosts of a
+    # kind: on one, memory was read at 107 to 130 GB/s within minutes, on another at 138 to 152
+    (15, (105e9, 107e9, 117e9, 130e9, 152e9), "hybrid", 0.25, (255, 257, 270)),
+    (15, (105e9, 107e9, 117e9, 130e9, 152e9), "hybrid", 0.10, (191, 202, 207, 214)),
+    (15, (105e9, 107e9, 117e9, 130e9, 152e9), "cpu", 0.0, (101.7, 107, 110)),
+    (4, (40e9, 42e9), "hybrid", 0.25, (243, 245, 252)),
+    (4, (40e9, 42e9), "hybrid", 0.10, (181,)),
+    (4, (42e9,), "cpu", 0.0, (60,)),
+]
+
+
+@pytest.mark.parametrize(("threads", "reads", "strategy", "share", "served"), ASSUMED)
+def test_what_was_served_from_bandwidths_alone(
+    threads: int, reads: tuple[float, ...], strategy: str, share: float, served: tuple[float, ...]
+) -> None:
+    """As before the first start, when no lane was measured: the link's generation and what memory gives."""
+    model, told = on_gpu(strategy, share)
+    for rate in reads:
+        host = max(rate, 105e9)
+        machine = Machine(host=host, lane=rate, device=4.22e12, link=63e9 * 0.85, threads=threads, kernels="amx")
+        made = predicted(model, told, machine, hits.expected(share), predict.assumed_lanes(model, machine))
+        assert made is not None
+        assert made.decode.high <= WIDEST * made.decode.low * 1.0001
+        for tokens in served:
+            assert made.decode.low <= tokens <= made.decode.high
+
+
+def test_what_was_served_from_the_doctors_lanes() -> None:
+    """On the host whose experts the doctor computed at 110 GB/s, and `ft serve` in 25 + 18 n us a layer."""
+    known = {
+        "gpu.gather": {"bytes_per_second": 50.7e9},
+        "gpu.lanes": {"cpu_bytes_per_second": 110e9, "together_bytes_per_second": 160e9, "handshake_us": 19.0},
+    }
+    model, told = on_gpu("cpu", 0.0)
+    found = lanes.measured(known, model.sizes.block, 15)
+    assert found is not None
+    assert found.rough
+    serves = Lanes(LaneCosts(3.6, 34.8, 25.0, 18.0), LaneCosts(4.3, 35.8, 20.0, 21.0), 19.0)
+    made, real = (predicted(model, told, H200, hits.expected(0.0), costs) for costs in (found, serves))
+    assert made is not None
+    assert real is not None
+    assert made.decode.low < real.decode.likely < made.decode.high
 
 
 def test_a_range_is_at_most_twice_as_wide() -> None:
@@ -64,7 +124,7 @@ def test_a_range_is_at_most_twice_as_wide() -> None:
                 assert made is not None
                 for span in (made.decode, made.prompt):
                     assert span.low <= span.likely <= span.high <= span.low * WIDEST * 1.0001
-    made = predicted(bundled.model("demo"), Fit("cpu"), Machine(host=20e9), hits.expected(1.0))
+    made = predicted(bundled.model("demo"), Fit("cpu"), Machine(host=20e9, lane=20e9), hits.expected(1.0))
     assert made is not None
     assert made.decode.high <= made.decode.low * WIDEST
     assert made.prompt.high <= made.prompt.low * WIDEST
@@ -86,7 +146,7 @@ def test_more_slots_and_more_bandwidth_are_never_slower() -> None:
     faster = [replace(H200, device=n * 1e11) for n in range(1, 50)]
     grown = rates([predicted(model, told, machine, hits.expected(0.1), LANES) for machine in faster])
     assert grown == sorted(grown)
-    hosts = [Machine(host=n * 1e9) for n in range(1, 300, 7)]
+    hosts = [Machine(lane=n * 1e9) for n in range(1, 300, 7)]
     grown = rates([predicted(model, Fit("cpu"), machine, hits.expected(1.0)) for machine in hosts])
     assert grown == sorted(grown)
 
@@ -101,18 +161,8 @@ def test_terms_add_up() -> None:
     assert dense.bytes == dense_bytes(model)
     assert slots.bytes == pytest.approx(0.86 * 40 * 8 * 1781760)
     assert routed_bytes(model) == 40 * 8 * 1781760
-    assert absent.ms.likely == pytest.approx(40 * missing.missing_us("hybrid", 8, 0.14, LANES) / 1e3)
+    assert absent.ms.likely == pytest.approx(40 * missing_us("hybrid", 8, 0.14, LANES) / 1e3)
     assert layers.ms.likely == pytest.approx(40 * 0.031)
-
-
-def test_missing_experts_by_strategy() -> None:
-    """Eight experts, all of them missing: the lines themselves; both lanes are never slower than the better one."""
-    assert missing.missing_us("offload", 8, 1.0, LANES) == pytest.approx(4.3 + 8 * 35.8)
-    assert missing.missing_us("cpu", 8, 0.0, LANES) == pytest.approx(25.7 + 8 * 17.3)
-    assert missing.missing_us("hybrid", 8, 0.0, LANES) == 19.0
-    for share in (0.05, 0.3, 0.6, 1.0):
-        assert missing.missing_us("hybrid", 8, share, LANES) <= 19.0 + missing.missing_us("offload", 8, share, LANES)
-        assert missing.missing_us("hybrid", 8, share, LANES) <= missing.missing_us("cpu", 8, share, LANES)
 
 
 def test_nothing_is_predicted_of_an_unknown_machine() -> None:
@@ -123,11 +173,17 @@ def test_nothing_is_predicted_of_an_unknown_machine() -> None:
     assert predicted(model, Fit("cpu", "too large"), H200, hits.expected(1.0)) is None
 
 
-def test_the_curve() -> None:
-    values = [hits.expected(n / 200) for n in range(201)]
-    assert all(0 <= value.low <= value.likely <= value.high <= 1 for value in values)
-    assert [value.likely for value in values] == sorted(value.likely for value in values)
-    assert (hits.expected(0.1).likely, hits.expected(0.25).likely, hits.expected(1.0).likely) == (0.66, 0.86, 1.0)
+def test_hits_counted_with_other_slots() -> None:
+    """The curve's misses, as many times more or fewer: with the same slots what was counted."""
+    half = hits.carried(0.25, 0.7, 0.25)
+    assert (half.likely, half.counted) == (pytest.approx(0.7), True)
+    assert hits.carried(0.1, 0.7, 0.25).likely == pytest.approx(max(0.0, 1 - 0.34 * 2))
+    assert hits.carried(0.1, hits.expected(0.25).likely, 0.25).likely == pytest.approx(hits.expected(0.1).likely)
+    assert hits.carried(0.1, 0.9, 0.0) == hits.carried(0.1, 1.0, 1.0) == hits.expected(0.1)
+    for there in (0.05, 0.3, 0.9):
+        for rate in (0.0, 0.5, 1.0):
+            found = hits.carried(0.2, rate, there)
+            assert 0 <= found.low <= found.likely <= found.high <= 1
 
 
 def test_a_span_is_cut_about_its_middle() -> None:
@@ -187,7 +243,7 @@ def test_explained(demo_model: Path, ft_home: Path, capsys: pytest.CaptureFixtur
     data = next(each["data"] for each in document["findings"] if each["id"] == "model.speed")
     assert set(data) == {
         *("tokens_per_second", "prompt_seconds", "prompt_tokens", "hits", "decode_terms", "prompt_terms"),
-        *("predicted", "served", "error"),
+        *("prediction", "predicted", "served", "error", "prompt_error"),
     }
     assert data["served"] is None
     assert main(["show", str(demo_model), "--fit", "--explain"]) == 0
@@ -196,6 +252,39 @@ def test_explained(demo_model: Path, ft_home: Path, capsys: pytest.CaptureFixtur
         assert f"{term['name']}\t{term['formula']}" in out
     assert not ft_home.exists(), "a look keeps nothing"
     assert main(["show", str(demo_model), "--explain"]) == 2
+
+
+FLAGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"device": "cpu", "threads": 3}, {"device": "cpu", "strategy": None, "slots": None, "threads": 3}),
+    ({"moe_backend": "cpu", "moe_cpu_threads": 2}, {"device": "cuda", "strategy": "cpu", "slots": 0.0, "threads": 2}),
+    (
+        {"moe_backend": "hybrid", "moe_cache_rate": 0.25, "moe_cpu_threads": 2},
+        {"device": "cuda", "strategy": "hybrid", "slots": 0.25, "threads": 2},
+    ),
+    (
+        {"moe_backend": "offload", "moe_cache_rate": 0.5},
+        {"device": "cuda", "strategy": "offload", "slots": 0.5, "threads": None},
+    ),
+    ({}, {"device": "cuda", "strategy": "resident", "slots": 1.0, "threads": None}),
+]
+
+
+@pytest.mark.parametrize(("changes", "setting"), FLAGS)
+def test_as_ft_serve_with_flags(
+    changes: dict[str, Any], setting: dict[str, Any], demo_model: Path, ft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting is that of the records of such a server, and each has its own prediction."""
+    monkeypatch.setattr(memory_read, "short", lambda threads=None: 1e10 * (threads or 4))
+    known = {
+        "gpu.use": {"usable": True, "name": "Fake 4090", "free": 7 * GIB},
+        "gpu.device": {"memory_bytes_per_second": 1e12},
+        "gpu.link": {"best_bytes_per_second": 31.5e9},
+    }
+    config = EngineConfig(str(demo_model), **changes).to_json()
+    found = {each.id: each for each in model.probe(Asked(model=str(demo_model), config=config, known=known))}
+    assert found["model.speed"].data["prediction"]["setting"] == setting
+    rates = found["model.speed"].data["tokens_per_second"]
+    assert 0 < rates["low"] <= rates["likely"] <= rates["high"]
 
 
 def test_no_weights_are_read(demo_model: Path, tmp_path: Path) -> None:
@@ -211,19 +300,30 @@ def test_no_weights_are_read(demo_model: Path, tmp_path: Path) -> None:
         target.write(length + source.read(struct.unpack("<Q", length)[0]))
         target.truncate(weights.stat().st_size)
     real, holes = read(demo_model), read(hollow)
-    machine = Machine(host=30e9)
+    machine = Machine(lane=30e9)
     made = [predicted(model, Fit("cpu"), machine, hits.expected(1.0)) for model in (real, holes)]
     assert made[0] == made[1]
+
+
+MOST_OTHERS = 0.05  # of the CPUs, that other programs may take in a round that counts
+STEADY = 0.15  # that memory's bandwidth may change by in it
+
+
+def busy_others() -> tuple[float, float]:
+    """Seconds of CPU that other processes have taken so far, and of all CPUs that have passed."""
+    times, mine = psutil.cpu_times(), psutil.Process().cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    return sum(times) - idle - mine.user - mine.system, sum(times)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not native.AVAILABLE, reason="the native library is not built")
 @pytest.mark.parametrize("which", ["demo", "8 layers of Qwen3.6"])
 def test_what_is_served_on_this_cpu(which: str, demo_model: Path) -> None:
-    """Bandwidth before and after, and between them the whole model through the scheduler; the range contains its rate.
+    """The whole model through the scheduler, and bandwidth before and after it: the range contains its rate.
 
-    This wants a quiet machine: where others compute, threads wait for each other in every step and no prediction holds.
-    One round of several has to be undisturbed.
+    Where others compute, threads wait for each other in every step and no prediction holds: only rounds count in which
+    nobody did and memory stayed as fast. Skipped where there is none.
     """
     import torch
 
@@ -245,14 +345,19 @@ def test_what_is_served_on_this_cpu(which: str, demo_model: Path) -> None:
         facts = described(Path(which), "Qwen3_5MoeForConditionalGeneration", source, config, demand)
         loaded = synthetic_model(8, "bfloat16", NVFP4)
     buffer, seen = memory_read.filled(512 << 20, 256 << 20), []
-    for _ in range(6):
-        before = memory_read.bandwidth(buffer, native.granted_threads())
+    for _ in range(8):
+        before, (others, all_cpus) = memory_read.bandwidth(buffer, native.granted_threads()), busy_others()
         found = measure(loaded, prompt=128, batches=(1,), tokens=48).decodes[0].tokens_per_second
+        taken = (busy_others()[0] - others) / (busy_others()[1] - all_cpus)
         after = memory_read.bandwidth(buffer, native.granted_threads())
-        machine = replace(predict.machine_of(Asked(), measure=False), host=(before + after) / 2)
+        if taken > MOST_OTHERS or abs(after / before - 1) > STEADY:
+            continue
+        machine = replace(predict.machine_of(Asked(), measure=False), lane=(before + after) / 2)
         told = predicted(facts, fit(facts, Room(64 * GIB, "of a test")), machine, hits.expected(1.0))
         assert told is not None
         if told.decode.low <= found <= told.decode.high:
             return
-        seen.append((machine.host, found, told.decode))
-    pytest.fail(f"not within the range in any round: {seen}")
+        seen.append((machine.lane, found, told.decode))
+    if not seen:
+        pytest.skip("other programs computed in every round")
+    pytest.fail(f"not within the range in any undisturbed round: {seen}")

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 GIB = 1 << 30
 CARD = Gpu("Fake 4060", (8, 9), 8 * GIB, 7 * GIB, 13000, 1)
+OLD_DRIVER = Gpu("Fake 4060", (8, 9), 8 * GIB, 7 * GIB, 12080, 1)
+NEWER = "update the NVIDIA driver to 580 or newer, then restart"
 
 
 @pytest.fixture(scope="session")
@@ -120,6 +122,8 @@ CHOICES = [
     ("cuda", CARD, "13.0", "cuda", "Fake 4060, 7.00 GiB of 8.00 GiB free"),
     ("auto", NoGpu("no driver"), "13.0", "cpu", "no driver"),
     ("auto", CARD, None, "cpu", "the PyTorch that is installed is built without CUDA"),
+    ("auto", OLD_DRIVER, "13.0", "cpu", f"its driver knows CUDA 12.8, PyTorch is built for 13.0; {NEWER}"),
+    ("auto", OLD_DRIVER, "12.9", "cuda", "Fake 4060, 7.00 GiB of 8.00 GiB free"),
     ("cpu", CARD, "13.0", "cpu", "asked for"),
     ("cpu", NoGpu("no driver"), None, "cpu", "asked for"),
 ]
@@ -148,6 +152,14 @@ def test_a_gpu_that_is_asked_for_and_is_not_there() -> None:
     with pytest.raises(ConfigError, match="no GPU here: no driver") as error:
         choose_device("cuda", NoGpu("no driver"), "13.0")
     assert error.value.next_step == "ft serve --device cpu"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton for this system")
+def test_a_driver_older_than_pytorchs_cuda() -> None:
+    """Versions within one major are compatible, others are not: CUDA Compatibility, by NVIDIA."""
+    with pytest.raises(ConfigError, match=r"its driver knows CUDA 12.8, PyTorch is built for 13.0") as error:
+        choose_device("cuda", OLD_DRIVER, "13.0")
+    assert error.value.next_step == f"{NEWER}; until then ft serve --device cpu"
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,25 @@ def test_a_nucleus_wider_than_what_is_ordered_first(monkeypatch: pytest.MonkeyPa
     assert narrow == whole
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_draw_from_all_against_a_sort_of_all(seed: int) -> None:
+    """The token at the drawn place of a stable sort, with values that many tokens share, zeros of either sign and
+    tokens that are ruled out."""
+    row = (2 * logits(seed, vocabulary=600)[0]).round() / 2
+    row[torch.arange(0, 600, 3)[row[::3] == 0]] = -0.0
+    row[5::7] = -math.inf
+    settings = params(top_p=0.9, top_k=300 if seed % 2 else 0, temperature=2.5, min_p=0.001)
+    order = sorted(range(600), key=lambda token: (-row[token].item(), token))[: settings.top_k or None]
+    weights = numpy.exp((row[order].double().numpy() - row.max().item()) / settings.temperature)
+    before = weights.cumsum() - weights
+    kept = weights * ((before < settings.top_p * weights.sum()) & (weights >= settings.min_p))
+    state = SamplingState(settings, [], 600)
+    for step in range(200):
+        uniform = (step + 0.5) / 200
+        place = numpy.searchsorted(kept.cumsum(), uniform * kept.sum(), side="right")
+        assert sampler.draw_from_all(row, state, uniform) == order[place]
+
+
 def test_drawn_frequencies_fit_the_distribution() -> None:
     """Chi-squared over 20,000 draws from real generators; the bound is passed by chance once in a million."""
     settings = params(temperature=2.0, top_p=0.9)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ftengine.api.answer import Answer
 from ftengine.config import EngineConfig
 from ftengine.conversation import Conversation
+from ftengine.private import private_folder
 
 if TYPE_CHECKING:
     from ftengine.dialect.base import Dialect, Prompt
@@ -91,7 +92,7 @@ class Answers:
 
 def _write(dialect: Dialect, path: Path) -> None:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(path.parent)
     except OSError as error:
         log.warning("the answers of this session are not kept: %s: %s", path.parent, error.strerror)
         return

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ftengine.api.answer import Usage
 from ftengine.core import Request, Reused
 
 log = logging.getLogger("ftengine.api")
+
+
+FIRST_TOKENS = 32  # that are kept
+
+
+class FirstToken(NamedTuple):
+    """Of an answer that nothing else ran beside: tokens of its prompt, those of them that were not computed, and
+    seconds from handing it to the engine to the first token.
+    """
+
+    prompt: int
+    cached: int
+    seconds: float
 
 
 @dataclass
@@ -25,6 +39,7 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    first_tokens: deque[FirstToken] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS))  # oldest first
 
 
 class Call:
@@ -54,13 +69,20 @@ class Record:
         self._usage = Usage()
         self._reused: Reused | None = None
         self._first: float | None = None
+        self._began = time.perf_counter()
+        self._alone = not call.totals.running
         call.totals.running += 1
         call.totals.answers[call.api] += 1
+        self._number = sum(call.totals.answers.values())
 
     def saw(self, usage: Usage, reused: Reused | None) -> None:
         self._usage, self._reused = usage, reused
         if self._first is None and usage.output:
             self._first = time.perf_counter()
+            totals = self._call.totals
+            if self._alone and sum(totals.answers.values()) == self._number:
+                seconds = round(self._first - self._began, 4)
+                totals.first_tokens.append(FirstToken(usage.prompt, usage.cached, seconds))
 
     def end(self, outcome: str) -> None:
         usage, totals = self._usage, self._call.totals

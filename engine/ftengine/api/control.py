@@ -41,7 +41,7 @@ def routes(front: Front) -> list[Route]:
         return json_response(_model(front))
 
     async def stats(request: Request) -> Response:
-        return json_response(await _stats(front, layers=request.query_params.get("layers") == "1"))
+        return json_response(await counters(front, layers=request.query_params.get("layers") == "1"))
 
     async def openapi(request: Request) -> Response:
         keyed = front.settings.api_key is not None
@@ -76,7 +76,8 @@ def _model(front: Front) -> dict[str, Any]:
     }
 
 
-async def _stats(front: Front, *, layers: bool) -> dict[str, Any]:
+async def counters(front: Front, *, layers: bool = False, seconds: float = 2.0) -> dict[str, Any]:
+    """The answer of /v1/stats. seconds: how long the engine is waited for."""
     totals, ready = front.totals, front.engine.ready
     return {
         "version": SCHEMA_VERSION,
@@ -90,7 +91,8 @@ async def _stats(front: Front, *, layers: bool) -> dict[str, Any]:
             "cached": totals.cached_tokens,
             "output": totals.output_tokens,
         },
+        "first_tokens": [first._asdict() for first in totals.first_tokens],
         "restarts": front.engine.restarts,
-        "engine": await front.engine.stats(layers=layers),
+        "engine": await front.engine.stats(seconds, layers=layers),
         "facts": ready.facts if ready else None,
     }

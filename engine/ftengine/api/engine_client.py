@@ -21,7 +21,7 @@ from ftengine import wire
 from ftengine.api.engine_process import DEFAULT_COMMAND, EngineProcess
 from ftengine.config import EngineConfig
 from ftengine.core import Request
-from ftengine.errors import EngineDied, EngineRefused, FtError
+from ftengine.errors import EngineDied, EngineRefused, FtError, for_model
 
 log = logging.getLogger("ftengine.engine")
 
@@ -95,6 +95,7 @@ class EngineClient:
         policy: RestartPolicy = RestartPolicy(),  # noqa: B008  frozen
     ) -> None:
         self._config = config
+        self._model = config.model_name or config.model_dir  # for people
         self._command = command
         self._policy = policy
         self.state = EngineState.LOADING
@@ -237,7 +238,7 @@ class EngineClient:
         try:
             while (message := await self._process.receive()) is not None:
                 if isinstance(message, wire.Fatal):
-                    last_word = FtError(message.message, message.next_step)
+                    last_word = FtError(message.message, for_model(message.next_step, self._model))
                     if self.ready is not None:  # else it is the reason why the server ends, and said then
                         log.error("the engine: %s", message.message)
                         # Whoever asks from now on waits for the next process.

@@ -13,9 +13,10 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -24,6 +25,7 @@ from ftengine import leases
 from ftengine.api import log as logs
 from ftengine.api.app import build_app
 from ftengine.api.connection import http_protocol
+from ftengine.api.control import counters
 from ftengine.api.engine_client import EngineClient
 from ftengine.api.engine_process import DEFAULT_COMMAND
 from ftengine.api.front import Front
@@ -37,6 +39,9 @@ log = logging.getLogger("ftengine.api")
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAVE_SECONDS = 1.0  # of a server's end that saving answers may take
+COUNT_SECONDS = 0.3  # of it that the engine may take to tell its counters: it does so between two steps
+
+AtEnd = Callable[[dict[str, Any]], None]
 
 
 def run(
@@ -44,8 +49,12 @@ def run(
     *,
     engine_command: Sequence[str] = DEFAULT_COMMAND,
     language: OpenLanguage = open_language,
+    at_end: AtEnd | None = None,
 ) -> int:
     """Serve until a signal, the last lease's end or a failed start. Returns the exit code 0.
+
+    at_end: gets what /v1/stats would answer, from just before the engine ends; or, where the engine was amid a long
+    step, from when the server was last idle. Not called if the engine never told anything.
 
     Raises ConfigError (bad address, port in use), CheckpointError, or FtError with what the engine said when it
     could not start.
@@ -55,7 +64,7 @@ def run(
     _raise_descriptor_limit(settings.limits.connections)
     with listener:
         front = Front(settings, EngineClient(settings.engine, engine_command))
-        asyncio.run(_Server(front, listener, language).serve(sockets=[listener]))
+        asyncio.run(_Server(front, listener, language, at_end).serve(sockets=[listener]))
     if front.failure is not None:
         raise front.failure
     return 0
@@ -64,7 +73,7 @@ def run(
 class _Server(uvicorn.Server):
     """uvicorn's server with our own start, signals and end."""
 
-    def __init__(self, front: Front, listener: socket.socket, language: OpenLanguage) -> None:
+    def __init__(self, front: Front, listener: socket.socket, language: OpenLanguage, at_end: AtEnd | None) -> None:
         limits = front.settings.limits
         super().__init__(
             uvicorn.Config(
@@ -85,6 +94,8 @@ class _Server(uvicorn.Server):
         self._front = front
         self._listener = listener
         self._language = language
+        self._at_end = at_end
+        self._counted: dict[str, Any] | None = None  # the last counters that the engine told
         self._tasks: list[asyncio.Future[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -103,11 +114,17 @@ class _Server(uvicorn.Server):
         logging.getLogger("uvicorn").setLevel("CRITICAL")  # cancelled requests are no news now
         for task in self._tasks[1:]:
             task.cancel()
+        await self._count()
         await asyncio.gather(self._front.engine.stop(), super().shutdown(sockets))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._front.generator.save_answers(), SAVE_SECONDS)
         self._front.generator.close()
+        if self._at_end is not None and self._counted is not None:
+            try:
+                await asyncio.to_thread(self._at_end, self._counted)
+            except Exception:  # nothing that is served depends on it
+                log.exception("what was counted could not be handed on")
         log.info("stopped")
 
     @contextlib.contextmanager
@@ -163,6 +180,12 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(self._front.settings.save_seconds)
             if generator.idle:
                 await generator.save_answers()
+                await self._count()
+
+    async def _count(self) -> None:
+        if self._at_end is not None:
+            found = await counters(self._front, seconds=COUNT_SECONDS)
+            self._counted = found if found["engine"] is not None else self._counted
 
     async def _watch_leases(self, folder: str) -> None:
         """A newcomer takes its lease first and looks for the announcement afterwards; here it is the other way round,

@@ -124,7 +124,9 @@ def bench(case: Case, show_all: bool) -> None:
         timed: list[tuple[float, int, dict[str, Any]]] = []
         for config in found:
             if name == "gate_up":
-                call = partial(experts._gate_up, layout, case.blocks, x=case.x, scratch=scratch, config=config)
+                call = partial(
+                    experts._gate_up, layout, case.blocks, x=case.x, scratch=scratch, config=config, early=False
+                )
             else:
                 call = partial(experts._down, layout, case.blocks, scratch=scratch, out=out, config=config)
             try:
@@ -137,7 +139,7 @@ def bench(case: Case, show_all: bool) -> None:
         best.append(min(timed)[2])
 
     def both(chosen: Chosen) -> None:
-        experts._gate_up(layout, case.blocks, chosen, case.x, scratch, best[0])
+        experts._gate_up(layout, case.blocks, chosen, case.x, scratch, best[0], early=False)
         experts._down(layout, case.blocks, chosen, scratch, out, best[1])
 
     worst = 0.0

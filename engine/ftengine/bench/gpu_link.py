@@ -10,9 +10,10 @@ import sys
 import torch
 
 from ftengine.bench.layer import Bank, Shape
+from ftengine.experts.cycle import COUNTS
 from ftengine.experts.pinned import Refused, pin, verify_readable
 from ftengine.experts.pool import ExpertBank
-from ftengine.experts.probe import COUNTS, LaneProbe
+from ftengine.experts.probe import LaneProbe
 from ftengine.formats.format import FORMATS
 from ftengine.kernels import native
 

@@ -47,10 +47,12 @@ PARTS = {
 
 
 class Run:
-    """Sequences of random tokens over one model and one cache."""
+    """Sequences of random tokens over one model and one cache. sampled: at temperature 1; greedy answers of random
+    weights soon repeat themselves, and with them the experts that they need."""
 
-    def __init__(self, model: GpuDecoder, cache: CacheTensors, sequences: int) -> None:
+    def __init__(self, model: GpuDecoder, cache: CacheTensors, sequences: int, *, sampled: bool = False) -> None:
         self.model, self.cache = model, cache
+        self._choose = _drawn if sampled else _likeliest
         self.batches = BatchBuilder(PAGE_SIZE)
         pages = CONTEXT // PAGE_SIZE // sequences
         params = SamplingParams(max_tokens=1 << 30, temperature=0.0)
@@ -78,7 +80,7 @@ class Run:
         return time.perf_counter() - start
 
     def decode(self, steps: int) -> float:
-        """Seconds for so many greedy steps of all sequences together."""
+        """Seconds for so many steps of all sequences together."""
         start = time.perf_counter()
         for _ in range(steps):
             self._step([Work(sequence, len(sequence.tokens) - sequence.computed) for sequence in self.sequences])
@@ -86,12 +88,21 @@ class Run:
 
     def _step(self, work: list[Work]) -> None:
         batch = self.batches.build(work)
-        chosen = self.model.launch(batch, self.cache, lambda logits: logits.argmax(-1)).collect().tolist()
+        chosen = self.model.launch(batch, self.cache, self._choose).collect().tolist()
         for item in work:
             item.sequence.computed += item.tokens
         ended = [item.sequence for item in work if item.sequence.computed == len(item.sequence.tokens)]
         for sequence, token in zip(ended, chosen, strict=True):
             sequence.tokens.append(token)
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
+def _drawn(logits: torch.Tensor) -> torch.Tensor:
+    """The first of exponential clocks that run at the probabilities' rates."""
+    return (logits.softmax(-1) / torch.empty_like(logits).exponential_()).argmax(-1)
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from ftengine import _native
+from ftengine.experts.pool import ExpertBank
 from ftengine.formats.format import ExpertLayout, Format, padded
-from ftengine.formats.pack import pack_expert
+from ftengine.formats.pack import ExpertBiases, pack_expert
 from ftengine.formats.quantize import quantize
-from ftengine.weights.buffer import host_buffer
 
 REPEATS = 5
 LEAST_SECONDS = 0.04  # of one repeat: calls are added until it takes that long
@@ -50,20 +50,29 @@ class Timing:
         return self.read / self.milliseconds * 1e3
 
 
+def random_bank(layout: ExpertLayout, experts: int) -> ExpertBank:
+    """The same random numbers in each: what is timed is where experts lie, not what they are. Raises MemoryError."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).mul_(size[-1] ** -0.5)
+
+    hidden, intermediate = layout.hidden, layout.intermediate
+    gate, up = (quantize(numbers(intermediate, hidden), layout.gate_up) for _ in range(2))
+    down = quantize(numbers(hidden, intermediate), layout.down)
+    sizes = (intermediate, intermediate, hidden)
+    biases = ExpertBiases(*(numbers(size) for size in sizes)) if layout.bias else None
+    bank = ExpertBank.allocate(layout, experts)
+    bank.blocks.copy_(pack_expert(layout, gate, up, down, biases).expand_as(bank.blocks))
+    return bank
+
+
 class Bank:
-    """All experts of a layer, the same random numbers in each: what is timed is where they lie, not what they are."""
+    """All experts of a layer."""
 
     def __init__(self, shape: Shape, format: Format) -> None:
         self.shape, self.format, self.layout = shape, format, shape.layout(format)
-        generator = torch.Generator().manual_seed(0)
-
-        def matrix(rows: int, columns: int) -> torch.Tensor:
-            return torch.randn(rows, columns, generator=generator).mul_(columns**-0.5)
-
-        gate, up = (quantize(matrix(shape.intermediate, shape.hidden), format) for _ in range(2))
-        block = pack_expert(self.layout, gate, up, quantize(matrix(shape.hidden, shape.intermediate), format))
-        self.blocks = host_buffer(shape.bank_bytes(format)).view(shape.experts, -1)
-        self.blocks.copy_(block.expand_as(self.blocks))
+        self.blocks = random_bank(self.layout, shape.experts).blocks
 
     def time(self, batch: int, threads: int, dtype: torch.dtype) -> Timing:
         """`batch` rows with random routes, other experts in each call, so that caches hold none of them."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ftengine.dialect.generations import Generated, Generations
+from ftengine.private import private_folder
 
 log = logging.getLogger("ftengine.dialect")
 
@@ -98,7 +99,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, raw: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
     temporary = Path(name)
     try:

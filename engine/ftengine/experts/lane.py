@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
+import numpy
+import numpy.typing
 import torch
 
 from ftengine import _native
@@ -21,6 +23,7 @@ from ftengine.experts.pool import ExpertBank
 from ftengine.kernels import native
 from ftengine.kernels.triton.buffers import Mailbox
 
+LOGGED = 4096  # requests that the lane keeps the times of
 PATIENCE = 0.003  # seconds; a step of decoding is about as long, and pauses within it are far shorter
 
 
@@ -65,6 +68,12 @@ class Lane:
 
     def counts(self) -> LaneCounts:
         return LaneCounts(**self._native.counts())
+
+    def log(self) -> numpy.typing.NDArray[numpy.int64]:
+        """The last requests, int64 [N, 5], oldest first: number, distinct experts, routes, ns from the bell to the
+        reply, ns from the reply before to the bell."""
+        found = numpy.empty((LOGGED, 5), numpy.int64)
+        return found[: self._native.copy_log(found)]
 
     def error(self) -> str | None:
         """What went wrong, the GPU's waiting in vain included; None if nothing did."""

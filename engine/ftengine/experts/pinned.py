@@ -144,11 +144,7 @@ def verify_readable(bank: ExpertBank, device: torch.device | str) -> str | None:
 
     blocks = bank.blocks.view(torch.int32)
     experts, width = blocks.shape
-    each = max(2, SAMPLES // max(experts, 1))
-    generator = torch.Generator().manual_seed(experts * width)
-    places = torch.randint(width, (experts, each), generator=generator)
-    places[:, 0], places[:, 1] = 0, width - 1
-    words = (places + width * torch.arange(experts).unsqueeze(1)).flatten()
+    words = (_sampled(experts, width) + width * torch.arange(experts).unsqueeze(1)).flatten()
     expected = blocks.flatten()[words]
     found = ~expected.to(device)  # what stays if nothing is read
     read_words(blocks, words.to(device), found)
@@ -156,3 +152,22 @@ def verify_readable(bank: ExpertBank, device: torch.device | str) -> str | None:
     if wrong == 0:
         return None
     return f"the GPU reads {wrong} of {len(words)} sampled words of pinned memory wrongly"
+
+
+def verify_copied(bank: ExpertBank, slots: torch.Tensor) -> str | None:
+    """The same for experts that were copied. slots: uint8 [E, at least a block], on the device, in the bank's order."""
+    blocks, copies = bank.blocks.view(torch.int32), slots.view(torch.int32)
+    places = _sampled(*blocks.shape)
+    found = copies.gather(1, places.to(slots.device)).cpu()
+    wrong = int((found != blocks.gather(1, places)).sum())
+    if wrong == 0:
+        return None
+    return f"{wrong} of {places.numel()} sampled words of experts are wrong after they were copied to the GPU"
+
+
+def _sampled(experts: int, width: int) -> torch.Tensor:
+    """int64 [experts, n]: places among each expert's `width` words, the first and the last one among them."""
+    generator = torch.Generator().manual_seed(experts * width)
+    places = torch.randint(width, (experts, max(2, SAMPLES // max(experts, 1))), generator=generator)
+    places[:, 0], places[:, 1] = 0, width - 1
+    return places

@@ -1,7 +1,7 @@
 """Times both lanes of missing experts with the kernels of a step: the link (`fetch`) and the CPU (mailbox and lane).
 
-What is timed is a layer's share of a captured graph, other experts in every round, so that no cache holds them. Each
-lane is measured alone, then both at once: they read the same memory.
+What is timed is a layer's share of a captured graph, other experts in every round. Each lane is measured alone, then
+both at once: they read the same memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ftengine.experts import mailbox as mailboxes
+from ftengine.experts.cycle import COUNTS, Cycle
 from ftengine.experts.lane import Lane, off_cores
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
@@ -21,7 +22,6 @@ from ftengine.kernels.triton.fetch import copy_blocks
 from ftengine.kernels.triton.handshake import publish, stamp
 from ftengine.kernels.triton.join import join
 
-COUNTS = (1, 2, 4, 8)  # experts of a layer
 ROUNDS, REPLAYS = 12, 5
 ROUND_BYTES = 250 << 20  # read in all rounds of a replay, about; a replay then takes some 25 ms over a slow link
 STAGING_BYTES = 256 << 20  # on the GPU
@@ -60,7 +60,7 @@ class LaneProbe:
         self.wanted = torch.zeros(ROUNDS, 2, self.most, dtype=torch.int32, device=self.device)  # link's and CPU's
         self.weights = torch.full((1, self.most), 1 / self.most, device=self.device)
         self.slots = torch.arange(self.most, dtype=torch.int32, device=self.device)
-        self.generator = torch.Generator().manual_seed(0)
+        self.cycle = Cycle(banks)
         self.lane = Lane(banks, self.mailbox, threads)
         self._idle: tuple[Times, float] | None = None
 
@@ -94,10 +94,11 @@ class LaneProbe:
         """Times a round, and what the lane itself says of a request. cpu None: nobody rings."""
         rounds = self._rounds_of(link + (cpu or 0))
         count = torch.full((1,), link, dtype=torch.int32, device=self.device)
-        run = self._captured(lambda: self._queue(rounds, count, link, cpu is not None), link, cpu or 0)
+        self._choose(rounds, link, cpu or 0)
+        run = self._captured(lambda: self._queue(rounds, count, link, cpu is not None))
         found, before = [], self.lane.counts()
         for _ in range(1 + (REPLAYS if rounds > 1 else 2)):
-            self._choose(link, cpu or 0)
+            self._choose(rounds, link, cpu or 0)
             with off_cores(self.lane.threads):
                 self.lane.wake()
                 run()
@@ -140,20 +141,17 @@ class LaneProbe:
         else:
             self.times[place] = time.perf_counter_ns()
 
-    def _choose(self, link: int, cpu: int) -> None:
+    def _choose(self, rounds: int, link: int, cpu: int) -> None:
         """Other experts for every round; -1 where the CPU has none."""
         chosen = torch.full((ROUNDS, 2, self.most), -1, dtype=torch.int32)
-        for number in range(ROUNDS):
-            experts = self.banks[number % len(self.banks)].experts
-            order = torch.randperm(experts, generator=self.generator)
-            chosen[number, 0, :link] = order[:link]
-            chosen[number, 1, :cpu] = order.flip(0)[:cpu]
+        for number in range(rounds):
+            taken = self.cycle.take(number % len(self.banks), link + cpu)
+            chosen[number, 0, :link], chosen[number, 1, :cpu] = taken[:link], taken[link:]
         self.wanted.copy_(chosen)
 
-    def _captured(self, body: Callable[[], None], link: int, cpu: int) -> Callable[[], None]:
+    def _captured(self, body: Callable[[], None]) -> Callable[[], None]:
         if self.device.type != "cuda":
             return body
-        self._choose(link, cpu)
         self.lane.wake()
         body()  # kernels are compiled and loaded before the capture
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]

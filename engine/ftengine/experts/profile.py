@@ -10,19 +10,22 @@ import json
 import logging
 import math
 import os
-import platform
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import torch
 
-from ftengine.experts.pool import ExpertBank
-from ftengine.experts.probe import LaneProbe
+from ftengine.experts.profile_key import Key
 from ftengine.experts.split import LaneCosts
-from ftengine.kernels import native
+from ftengine.private import private_folder
+
+if TYPE_CHECKING:  # who only reads the file needs neither torch nor Triton
+    import torch
+
+    from ftengine.experts.cpu_probe import CpuProbe
+    from ftengine.experts.pool import ExpertBank
+    from ftengine.experts.probe import LaneProbe
 
 log = logging.getLogger("ftengine.profile")
 
@@ -30,40 +33,9 @@ FILE_NAME = "profile.json"
 VERSION = 1
 KEPT = 16  # measurements of other models and settings, the newest first
 MISSES = range(1, 9)
+THRESHOLD = 2.0  # of the published rule: so many times the link's bandwidth the CPU's must be for the two to share
 
-
-class Key(msgspec.Struct, frozen=True):
-    """What a measurement holds for; any difference makes it void."""
-
-    gpu: str
-    driver: str
-    cpu: str
-    kernels: str
-    threads: int
-    gate_up: str
-    down: str
-    hidden: int
-    intermediate: int
-    activations: str
-
-    @staticmethod
-    def of(banks: Sequence[ExpertBank], threads: int, dtype: torch.dtype, device: torch.device | str) -> Key:
-        layout = banks[0].layout
-        return Key(
-            gpu=_gpu(torch.device(device)),
-            driver=_driver(),
-            cpu=_cpu(),
-            kernels=native.kernel_choice()[0],
-            threads=min(threads, native.granted_threads()),
-            gate_up=layout.gate_up.name,
-            down=layout.down.name,
-            hidden=layout.hidden,
-            intermediate=layout.intermediate,
-            activations=str(dtype).removeprefix("torch."),
-        )
-
-    def differences(self, other: Key) -> list[str]:
-        return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
+Done = Callable[[float], None]  # fraction of a measurement, 0..1
 
 
 class LaneTimes(msgspec.Struct, frozen=True):
@@ -98,11 +70,16 @@ class LaneProfile(msgspec.Struct, frozen=True):
     ratio: float | None = None  # B_P / B_H
     q: list[float] = []  # q* = m * ratio for m = 1..8 missing experts
     fetched: list[int] = []  # how many of them the costs of both lanes send over the link
+    read_bytes_per_second: float | None = None  # of host memory, by all threads
+    copy_bytes_per_second: float | None = None  # of pinned memory to the GPU, by its copy engine
 
     def __post_init__(self) -> None:
         """Raises ValueError for a profile from which no split follows."""
         if not (math.isfinite(self.handshake_us) and self.handshake_us >= 0):
             raise ValueError(f"{self.handshake_us} is not a time")
+        for rate in (self.read_bytes_per_second, self.copy_bytes_per_second):
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise ValueError(f"{rate} is not a bandwidth")
         if len({times is None for times in (self.link, self.link_beside, self.cpu_beside)}) > 1:
             raise ValueError("the times of a lane are missing")
 
@@ -113,6 +90,23 @@ class LaneProfile(msgspec.Struct, frozen=True):
             return None
         link, cpu = self.link_beside, self.cpu_beside
         return LaneCosts(link.a_us, link.b_us, cpu.a_us, cpu.b_us)
+
+    def bandwidth(self, *lanes: LaneTimes | None) -> float | None:
+        """Bytes a second of these lanes together, by what each more expert takes; None where that is unknown."""
+        if any(lane is None or not lane.b_us for lane in lanes):
+            return None
+        return sum(self.expert_bytes / lane.b_us * 1e6 for lane in lanes if lane is not None)
+
+    @property
+    def cpu_over_link(self) -> float | None:
+        """The CPU's bandwidth in parts of the link's, each alone."""
+        return None if self.link is None or not self.cpu.b_us else self.link.b_us / self.cpu.b_us
+
+    @property
+    def published_choice(self) -> Literal["hybrid", "offload"] | None:
+        """What the published rule recommends: the CPU shares the work where it is more than THRESHOLD times as fast."""
+        over = self.cpu_over_link
+        return None if over is None else "hybrid" if over > THRESHOLD else "offload"
 
 
 def fit(us: Mapping[int, float]) -> tuple[float, float]:
@@ -142,13 +136,15 @@ def lane_profile(
 
     And where it comes from, for the log. readable: the GPU can read the banks. Raises RuntimeError where a lane fails.
     """
-    key = Key.of(banks, threads, dtype, device)
+    from ftengine.experts.probe import LaneProbe
+
+    key = Key.of(banks[0].layout, threads, dtype, device)
     found = read(folder, key) if folder is not None else None
     if found is not None and readable == (found.link is not None):
         return found, f"measured on {found.measured}"
     probe = LaneProbe(banks, threads, dtype, device)
     try:
-        made = measure(probe, key, readable)
+        made = measure_lanes(probe, key) if readable else measure_cpu(probe, key)
     finally:
         probe.close()
     if folder is not None:
@@ -156,19 +152,33 @@ def lane_profile(
     return made, "measured now"
 
 
-def measure(probe: LaneProbe, key: Key, readable: bool = True) -> LaneProfile:
-    today = datetime.date.today().isoformat()
+def measure_cpu(probe: LaneProbe | CpuProbe, key: Key, done: Done = lambda fraction: None) -> LaneProfile:
+    """The CPU's lane alone. Raises RuntimeError where it fails."""
+    us = {}
+    for number, n in enumerate(probe.counts, 1):
+        us[n] = probe.cpu(n)
+        done(number / len(probe.counts))
     size = probe.banks[0].layout.used_bytes
-    cpu = LaneTimes.through({n: probe.cpu(n) for n in probe.counts})
-    handshake = round(probe.handshake(), 2)
-    if not readable:
-        return LaneProfile(key, today, size, handshake, cpu)
-    link = LaneTimes.through({n: probe.link(n) for n in probe.counts})
-    both = {n: probe.both(n, n) for n in probe.counts}
+    today = datetime.date.today().isoformat()
+    return LaneProfile(key, today, size, round(probe.handshake(), 2), LaneTimes.through(us))
+
+
+def measure_lanes(probe: LaneProbe, key: Key, done: Done = lambda fraction: None) -> LaneProfile:
+    """Both lanes, of banks that the GPU can read. Raises RuntimeError where one fails."""
+    alone, link_us, both = measure_cpu(probe, key, lambda fraction: done(fraction / 3)), {}, {}
+    fewest = min(bank.experts for bank in probe.banks)
+    for number, n in enumerate(probe.counts, 1):
+        link_us[n] = probe.link(n)
+        if n == 1 or 2 * n <= fewest:  # the lanes would read the same experts, which caches then hold
+            both[n] = probe.both(n, n)
+        done((1 + 2 * number / len(probe.counts)) / 3)
+    link = LaneTimes.through(link_us)
     link_beside = LaneTimes.through({n: times.link for n, times in both.items()})
     cpu_beside = LaneTimes.through({n: times.cpu for n, times in both.items()})
     ratio = bandwidth_ratio(link, link_beside, cpu_beside)
-    made = LaneProfile(key, today, size, handshake, cpu, link, cpu_beside, link_beside, round(ratio, 4))
+    made = msgspec.structs.replace(
+        alone, link=link, link_beside=link_beside, cpu_beside=cpu_beside, ratio=round(ratio, 4)
+    )
     costs = made.costs
     assert costs is not None
     return msgspec.structs.replace(
@@ -203,8 +213,8 @@ def read(folder: Path, key: Key) -> LaneProfile | None:
     return None
 
 
-def write(folder: Path, profile: LaneProfile) -> None:
-    """Adds it to `folder`/profile.json, which is whole at any time. A folder that cannot be written is only logged."""
+def write(folder: Path, profile: LaneProfile) -> str | None:
+    """Adds it to `folder`/profile.json, which is whole at any time. Why it is not kept, also logged, or None."""
     sections = _sections(folder)
     entry = msgspec.to_builtins(profile, str_keys=True)
     listed = sections.get("lanes")
@@ -212,16 +222,18 @@ def write(folder: Path, profile: LaneProfile) -> None:
     sections |= {"version": VERSION, "lanes": [entry, *others][:KEPT]}
     path, draft = folder / FILE_NAME, folder / f".{FILE_NAME}.{os.getpid()}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         draft.write_text(json.dumps(sections, indent=1) + "\n")
         draft.replace(path)
     except OSError as error:
         log.warning("what was measured is not kept: %s", error)
+        return str(error)
     finally:
         try:
             draft.unlink(missing_ok=True)
         except OSError:
             pass
+    return None
 
 
 def _key_of(entry: Any) -> Any:
@@ -241,29 +253,3 @@ def _sections(folder: Path) -> dict[str, Any]:
         log.warning("%s is left aside: %s", path, error)
         return {}
     return found
-
-
-def _gpu(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "none"
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name}, {properties.total_memory >> 20} MiB"
-
-
-def _driver() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        text = ""
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
-    if found:
-        return found.group(1)
-    return f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "none"
-
-
-def _cpu() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()

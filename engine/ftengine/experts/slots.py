@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy
+import numpy.typing
 import torch
 import triton.language as tl
 
 from ftengine.experts.counts import CacheStats, cache_stats
 from ftengine.experts.pool import ExpertBank
-from ftengine.experts.split import LaneCosts
+from ftengine.experts.split import TABLES, LaneCosts, fastest, forced_share, split_table
 from ftengine.experts.trace import Array
 from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, SlotTensors, TraceRing
@@ -63,13 +65,14 @@ class SlotPool:
         self.top_k = top_k
         self.tensors = _allocate(
             (self.layers, self.experts), slots, staging, max(self.block_bytes), torch.device(device),
-            at.POLICIES[policy], resident, readable,
+            at.POLICIES[policy], resident, readable, top_k,
             _ring(trace_steps, self.layers, self.experts, top_k, device) if trace_steps else None,
         )  # fmt: skip
         self._control = torch.zeros(at.CONTROL_SIZE)
-        self._control[at.SHARE.value] = -1.0
         self._control[at.GATE.value] = 1.0
         self._control[at.BUDGET.value] = 1.0
+        self._send(self.tensors.control, self._control)
+        self.cpu_share: float | None = None  # fixed, of the missing experts
         self.set_costs(costs)
         choose_victims(self.tensors)
 
@@ -80,13 +83,28 @@ class SlotPool:
 
     def set_costs(self, costs: LaneCosts) -> None:
         """What the split of missing experts reckons with, from the next step on."""
-        self._set({at.A_LINK: costs.a_link, at.B_LINK: costs.b_link, at.A_CPU: costs.a_cpu, at.B_CPU: costs.b_cpu})
+        self.costs = costs
+        if self.cpu_share is None:
+            found = fastest(costs.layers(DECODE_TOKENS * self.top_k)).tolist()
+            self.set_split(split_table(DECODE_TOKENS, self.top_k, lambda rows, misses: found[misses]))
 
     def set_cpu_share(self, share: float | None) -> None:
         """A fixed share of each layer's missing experts for the CPU, 0..1; None: by the lanes' costs."""
         if share is not None and not 0 <= share <= 1:
             raise ValueError(f"a share is 0 to 1, not {share}")
-        self._set({at.SHARE: -1.0 if share is None else share})
+        self.cpu_share = share
+        if share is None:
+            self.set_costs(self.costs)
+        else:
+            self.set_split(split_table(DECODE_TOKENS, self.top_k, lambda rows, misses: forced_share(misses, share)))
+
+    def set_split(self, table: numpy.typing.NDArray[numpy.int16]) -> None:
+        """What `split_table` made for DECODE_TOKENS rows, from the next step on. Waits for nothing."""
+        self._send(self.tensors.split, torch.from_numpy(table))
+
+    def set_trials(self, layers: int) -> None:
+        """From one trial of another split to the next; 0: none."""
+        self._set({at.TRIES: layers})
 
     def set_gate(self, gated: bool) -> None:
         """Whether a fetched expert has to score higher than what it replaces; if not, it is used once from staging."""
@@ -104,7 +122,19 @@ class SlotPool:
     def _set(self, values: Mapping[tl.constexpr, float]) -> None:
         for place, value in values.items():
             self._control[place.value] = value
-        self.tensors.control.copy_(self._control)
+        self._send(self.tensors.control, self._control)
+
+    @property
+    def background(self) -> float:
+        """See `set_background`."""
+        return float(self._control[at.BUDGET.value])
+
+    @staticmethod
+    def _send(target: torch.Tensor, source: torch.Tensor) -> None:
+        """In the order of the stream; later changes of `source` do not matter."""
+        if target.device.type == "cuda":  # torch keeps pinned memory until what copies from it is done
+            source = source.pin_memory()
+        target.copy_(source, non_blocking=True)
 
     def stats(self) -> CacheStats:
         """Waits for the device; never call it within a step that is being captured."""
@@ -144,6 +174,7 @@ def _allocate(
     policy: int,
     resident: bool,
     readable: bool,
+    top_k: int,
     trace: TraceRing | None,
 ) -> SlotTensors:
     def full(value: float, dtype: torch.dtype, *size: int) -> torch.Tensor:
@@ -166,6 +197,8 @@ def _allocate(
         counters=full(0, torch.int64, layers, at.COUNTERS.value),
         state=full(0, torch.int32, at.STATE_SIZE),
         row_scratch=full(0, torch.float32, DECODE_TOKENS, experts),
+        split=full(0, torch.int16, TABLES, DECODE_TOKENS, DECODE_TOKENS * top_k + 1),
+        record=full(0, torch.int32, at.RECORDED.value, layers, at.RECORD.value),
         policy=policy,
         resident=resident,
         readable=readable,

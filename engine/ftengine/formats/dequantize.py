@@ -41,7 +41,7 @@ def _native_rows(part: QuantMatrix, out: torch.Tensor, threads: int) -> None:
 
 
 def dequantized_rows(matrix: QuantMatrix, first: int, last: int) -> torch.Tensor:
-    """Rows [first, last) in float32, in plain torch: what csrc/quantize.cpp is held equal to."""
+    """Rows [first, last) in float32, in plain torch, where the matrix lies: what csrc/quantize.cpp is held equal to."""
     numbers = _numbers(matrix.format.codes, matrix.codes[first:last], matrix.columns)
     kind, scales = matrix.format.scales, matrix.scales
     if kind is ScaleKind.NONE:
@@ -64,7 +64,7 @@ def _numbers(kind: Codes, codes: torch.Tensor, columns: int) -> torch.Tensor:
         return e4m3(codes)
     if kind in (Codes.E2M1, Codes.INT4):
         pairs = e2m1_pairs() if kind is Codes.E2M1 else int4_pairs()
-        return pairs[codes.int()].flatten(1)[:, :columns]
+        return pairs.to(codes.device)[codes.int()].flatten(1)[:, :columns]
     return codes.float()
 
 

@@ -31,7 +31,7 @@ def e8m0(codes: torch.Tensor) -> torch.Tensor:
     """uint8 of any shape -> float32 powers of two, 2 ** (byte - 127); 255 is NaN."""
     powers = torch.pow(2.0, torch.arange(-127, 129, dtype=torch.float64)).float()
     powers[255] = torch.nan
-    return powers[codes.int()]
+    return powers.to(codes.device)[codes.int()]
 
 
 def nearest_e2m1(values: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from ftengine.errors import ConfigError
+from ftengine.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def use_kernel_cache() -> Path:
         return Path(given)
     folder = cache_folder() / "triton"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "it cannot be written to")
     except OSError as error:

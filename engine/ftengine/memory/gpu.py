@@ -24,6 +24,8 @@ LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores
 PROBE_SECONDS = 30.0  # a driver that has slept takes some seconds for each GPU
 INIT_SECONDS = 60.0
 ON_CPU = "ft serve --device cpu"
+# The first driver of each CUDA, on Linux: release notes of the CUDA toolkit, "CUDA Driver" table
+FIRST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -85,9 +87,10 @@ def choose_device(asked: str, gpu: Gpu | NoGpu, torch_cuda: str | None) -> Resol
         assert isinstance(gpu, Gpu)
         among = f", the first of {gpu.count}; CUDA_VISIBLE_DEVICES chooses" if gpu.count > 1 else ""
         return Resolved("cuda", f"{gpu}{among}")
+    mend = newer_driver(torch_cuda) if isinstance(gpu, Gpu) and is_old(gpu.cuda, torch_cuda) else ""
     if asked == "cuda":
-        raise ConfigError(f"no GPU here: {lacking}", ON_CPU)
-    return Resolved("cpu", lacking)
+        raise ConfigError(f"no GPU here: {lacking}", f"{mend}; until then {ON_CPU}" if mend else ON_CPU)
+    return Resolved("cpu", f"{lacking}; {mend}" if mend else lacking)
 
 
 def unusable(gpu: Gpu | NoGpu, torch_cuda: str | None) -> str | None:
@@ -99,9 +102,34 @@ def unusable(gpu: Gpu | NoGpu, torch_cuda: str | None) -> str | None:
         return f"the {gpu.name} has compute capability {has}, {needs} is needed"
     if torch_cuda is None:
         return "the PyTorch that is installed is built without CUDA"
+    if is_old(gpu.cuda, torch_cuda):
+        return f"its driver knows CUDA {dotted(gpu.cuda)}, PyTorch is built for {torch_cuda}"
     if importlib.util.find_spec("triton") is None:
         return "Triton, which comes with PyTorch's CUDA builds, is not installed"
     return None
+
+
+def is_old(cuda: int | None, torch_cuda: str | None) -> bool:
+    """Whether a driver that knows this CUDA, 1000 * major + 10 * minor, is too old for a PyTorch that is built for
+    torch_cuda. Within one major version older drivers will do (CUDA Compatibility, "Minor Version Compatibility").
+    None or 0: it is not known, and False.
+    """
+    return bool(cuda) and torch_cuda is not None and (cuda or 0) // 1000 < _major(torch_cuda)
+
+
+def newer_driver(torch_cuda: str | None) -> str:
+    """What helps where the driver is too old."""
+    first = FIRST_DRIVERS.get(_major(torch_cuda or "0"))
+    return f"update the NVIDIA driver to {first} or newer, then restart" if first else "update the NVIDIA driver"
+
+
+def dotted(cuda: int) -> str:
+    """CUDA's version in its usual form."""
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def refuse_without_gpu(config: EngineConfig, reason: str) -> None:

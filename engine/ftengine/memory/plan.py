@@ -47,6 +47,15 @@ def resolve_threads(asked: int | None) -> Resolved[int]:
     return Resolved(allowed, "CPUs this process may use")
 
 
+def lane_threads(config: EngineConfig) -> Resolved[int]:
+    """Of those that compute experts beside a GPU. One CPU is left to the thread that launches steps."""
+    if config.moe_cpu_threads is not None:
+        return Resolved(config.moe_cpu_threads, "asked for")
+    if config.threads is not None:
+        return Resolved(config.threads, "as many as threads")
+    return Resolved(max(1, usable_cpus() - 1), "CPUs this process may use, less one")
+
+
 def resolve_prefill(config: EngineConfig) -> Resolved[int]:
     """Largest prefill tokens a step, on the CPU."""
     return _asked(config.prefill_chunk) or Resolved(PREFILL_CHUNK, "default")

@@ -292,7 +292,8 @@ class Engine:
             self.budget.halve()
             message = "the engine ran out of memory in this step"
         else:
-            message = f"the model failed in this step: {type(error).__name__}: {error}"
+            first = str(error).strip().partition("\n")[0]  # torch goes on with advice for its own users
+            message = f"the model failed in this step: {type(error).__name__}: {first}"
         if is_fatal(error) or isinstance(error, FtError):
             self.lost = Fatal(message, getattr(error, "next_step", ""))
             jobs = list(self.scheduler.jobs.values())

@@ -8,6 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from ftengine.experts.counts import LayerCounts as Counts
+    from ftengine.experts.online import OnlineSplit
 
 ENOUGH_STEPS = 256  # decode steps after which a feature that did nothing is told of
 
@@ -17,6 +18,13 @@ class LaneCost(msgspec.Struct):
 
     fixed_us: float
     each_us: float
+
+
+class SplitStats(msgspec.Struct):
+    """Of the split of misses that follows the lanes' costs while they change."""
+
+    moves: int  # since start
+    since_s: float  # how long it has been as it is
 
 
 class LayerCounts(msgspec.Struct):
@@ -51,6 +59,7 @@ class ExpertStats(msgspec.Struct):
     cpu_share: float | None  # of the misses, where it is fixed; None: by the lanes' costs
     background: float  # experts a layer and step that may be admitted in the background; 0: none
     layers: list[LayerCounts] | None = None  # where they were asked for
+    split: SplitStats | None = None  # None: it stays what it was at the start
 
 
 def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
@@ -59,10 +68,7 @@ def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
     pool = getattr(experts, "pool", None)
     if experts is None or pool is None:
         return None
-    from ftengine.kernels.triton import cache_state as at
-
-    found, control = pool.stats(), pool.tensors.control.tolist()
-    share = control[at.SHARE.value]
+    found, costs = pool.stats(), pool.costs
     lane = experts.lane
     return ExpertStats(
         resident=pool.tensors.resident,
@@ -73,12 +79,17 @@ def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
         total=_counts(found.total),
         cpu_ms=0.0 if lane is None else round(1e3 * lane.counts().seconds, 3),
         link_ms=round(found.total.copied_ns / 1e6, 3),
-        link_cost=LaneCost(control[at.A_LINK.value], control[at.B_LINK.value]),
-        cpu_cost=LaneCost(control[at.A_CPU.value], control[at.B_CPU.value]),
-        cpu_share=None if share < 0 else share,
-        background=0.0 if lane is None else control[at.BUDGET.value],
+        link_cost=LaneCost(round(costs.a_link, 3), round(costs.b_link, 3)),
+        cpu_cost=LaneCost(round(costs.a_cpu, 3), round(costs.b_cpu, 3)),
+        cpu_share=pool.cpu_share,
+        background=0.0 if lane is None else pool.background,
         layers=[_counts(layer) for layer in found.layers] if layers else None,
+        split=_split(getattr(experts, "split", None)),
     )
+
+
+def _split(found: OnlineSplit | None) -> SplitStats | None:
+    return None if found is None else SplitStats(found.moves.count, round(found.unmoved, 1))
 
 
 def _counts(found: Counts) -> LayerCounts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,13 @@ from ftengine.experts.pool import ExpertBank
 from ftengine.experts.profile import LaneProfile, lane_profile
 from ftengine.experts.split import LaneCosts
 from ftengine.memory.gpu import ON_CPU
-from ftengine.memory.machine import usable_cpus
+from ftengine.memory.plan import lane_threads
 from ftengine.memory.sizes import gigabytes
 from ftengine.memory.vram import DevicePlan
 from ftengine.models.gpu.setup import Strategy
 from ftengine.models.gpu.strategy import Lanes, choose
+
+log = logging.getLogger(__name__)
 
 THREADS = 4  # registering is mostly the kernel's walk over pages, which threads share
 
@@ -58,6 +62,12 @@ def choose_lanes(
         return LaneChoice(Resolved("resident", "all experts fit into the GPU's memory"), threads, pinned)
     if not pinned.value and config.moe_backend == "offload":
         raise ConfigError(f"--moe-backend offload needs pinned memory: {pinned.reason}", "ft serve --moe-backend auto")
+    if not pinned.value:
+        log.warning(
+            "experts are not pinned, so the GPU cannot read them by itself: %s; the CPU computes all that have no "
+            "slot, and prompts take longer",
+            pinned.reason,
+        )
     ordered = [banks[layer] for layer in sorted(banks)]
     profile, origin = lane_profile(folder, ordered, threads.value, dtype, device, readable=pinned.value)
     experts = max(bank.experts for bank in ordered)
@@ -66,15 +76,6 @@ def choose_lanes(
     if not pinned.value and config.moe_backend == "auto":
         strategy, reason = "hybrid", "experts are not pinned: the CPU computes all that have no slot"
     return LaneChoice(Resolved(strategy, reason), threads, pinned, profile.costs)
-
-
-def lane_threads(config: EngineConfig) -> Resolved[int]:
-    """One CPU is left to the thread that launches steps."""
-    if config.moe_cpu_threads is not None:
-        return Resolved(config.moe_cpu_threads, "asked for")
-    if config.threads is not None:
-        return Resolved(config.threads, "as many as threads")
-    return Resolved(max(1, usable_cpus() - 1), "CPUs this process may use, less one")
 
 
 def lanes_of(profile: LaneProfile) -> Lanes | None:
@@ -87,6 +88,8 @@ def lanes_of(profile: LaneProfile) -> Lanes | None:
 
 def pin_banks(banks: Mapping[int, ExpertBank], device: torch.device) -> Resolved[bool]:
     """Whether all are pinned, or why not: then none is. Raises FtError where the GPU does not read what they hold."""
+    if os.environ.get("FT_PIN") == "0":
+        return Resolved(False, "FT_PIN=0 is set")
     if device.type != "cuda":
         return Resolved(True, "the interpreter reads all memory")
     start, limits = time.perf_counter(), pin_limits()

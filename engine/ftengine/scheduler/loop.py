@@ -23,6 +23,7 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
     """
     gc.collect()
     gc.freeze()  # what start left lives on; to look through it again would hold up a step for a tenth of a second
+    gc.enable()
     work_log = WorkLog(engine.counters, engine.scheduler, log_seconds, engine.expert_stats)
     tracing = Tracing(engine.model)
     events: list[ToFront] = []

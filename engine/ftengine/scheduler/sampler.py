@@ -172,16 +172,27 @@ def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 
 def draw_from_all(logits: torch.Tensor, state: SamplingState, uniform: float) -> int:
-    """For a top_k or a nucleus of any width: sorts the whole vocabulary. logits: [V], adjusted, on any device."""
+    """For a top_k or a nucleus of any width: all values in order, of equal ones the first token first.
+
+    logits: [V] without NaN, adjusted, on any device.
+    """
     params = state.params
-    values, ids = logits.sort(descending=True, stable=True)
-    if params.top_k > 0:
-        values = values[: params.top_k]
+    ranked = _descending(logits)
+    values = ranked[: params.top_k] if params.top_k > 0 else ranked
     weights = _weights(values, values[:1], torch.tensor(state.temperature)).double()
     keep = (weights.cumsum(dim=-1) - weights < params.top_p * weights.sum()) & (weights >= params.min_p)
     keep[0] = True
     drawn = torch.tensor([uniform], dtype=torch.float64, device=logits.device)
-    return int(ids[_invert((weights * keep)[None], drawn)[0]])
+    rank = int(_invert((weights * keep)[None], drawn)[0])
+    before = int((logits > values[rank]).sum())
+    return int((logits == values[rank]).nonzero()[rank - before, 0])
+
+
+def _descending(logits: torch.Tensor) -> torch.Tensor:
+    """The values without their places: on the CPU that takes a third of the time of a sort that keeps both."""
+    if logits.device.type != "cpu":
+        return logits.sort(descending=True).values
+    return torch.from_numpy(numpy.sort(logits.numpy())[::-1].copy())
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

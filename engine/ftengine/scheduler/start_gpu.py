@@ -14,9 +14,10 @@ import torch
 
 from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_bytes
-from ftengine.config import Resolved
+from ftengine.config import EngineConfig, Resolved
 from ftengine.core import CacheLayout, Request, SamplingParams
 from ftengine.errors import ConfigError, FtError
+from ftengine.experts.pinned import PinLimits, pin_limits
 from ftengine.kernels.triton.delta_prefill import load_library
 from ftengine.kernels.triton.precompile import load_compiler
 from ftengine.kernels.triton.tuning import use_cache
@@ -33,6 +34,7 @@ from ftengine.models.gpu.decoder import GpuDecoder
 from ftengine.models.gpu.setup import GpuSetup
 from ftengine.scheduler.beginning import Beginning, Started
 from ftengine.scheduler.chunk import PrefillBudget
+from ftengine.scheduler.cores import keep_off_cores
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits
 from ftengine.scheduler.lanes import LaneChoice, choose_lanes
@@ -45,10 +47,7 @@ log = logging.getLogger(__name__)
 
 LOADED, PREPARED, COMPILED = 0.6, 0.7, 0.95  # fractions of the start
 TURN_SECONDS = 1e-4  # of the interpreter, while a thread imports beside the reading of weights
-# Tokens of prompts computed before the first request, besides the largest step: a number that is no multiple of 16, for
-# which Triton compiles separately.
-WARM_PROMPTS = (97,)
-COMPILED_PROMPTS = (512, 2048)  # whose kernels are compiled and not run: experts' tiles have a size for these lengths
+WARM_PROMPTS = (97,)  # tokens of prompts computed before the first request, besides the largest step
 
 
 def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Resolved[str], Started | None]:
@@ -63,6 +62,7 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
     plan = plan_device(begin.config, demand, gpu.free)
     memory = Resolved(*available_memory())
     check_banks(begin.sizes.banks, memory.value, memory.reason)
+    check_pinning(begin.config, begin.sizes.banks, pin_limits())
     left = usable(memory.value) - begin.sizes.banks
     below = plan_below(begin.config, demand.token, demand.state, left, device=device.value)
     try:
@@ -71,6 +71,20 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
         raise
     except RuntimeError as error:
         raise _explained(error, plan, demand) from error
+
+
+def check_pinning(config: EngineConfig, banks: int, limits: PinLimits) -> None:
+    """Before anything is read: what Windows will hardly pin. Raises ConfigError where nothing works without.
+
+    RLIMIT_MEMLOCK tells nothing: most drivers pin without regard to it.
+    """
+    if not limits.wsl or not (why := limits.explain(banks)):
+        return
+    if config.moe_backend == "offload":
+        raise ConfigError(
+            f"--moe-backend offload needs {gigabytes(banks)} of pinned memory{why}", "ft serve --moe-backend auto"
+        )
+    log.warning("pinning %s of experts will probably be refused%s", gigabytes(banks), why)
 
 
 def demand_of(begin: Beginning) -> Demand:
@@ -144,8 +158,7 @@ def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: 
     timeline.mark("experts")
     limits = Limits(plan.context.value, plan.max_running.value, model.vocab_size, model.eos_token_ids)
     chunk = plan.prefill_chunk.value
-    prompts = [length for length in (*WARM_PROMPTS, *COMPILED_PROMPTS, chunk) if length <= min(chunk, limits.context)]
-    model.warm_up(tensors, _part(begin, PREPARED, COMPILED), prompts)
+    model.warm_up(tensors, _part(begin, PREPARED, COMPILED), min(chunk, limits.context))
     timeline.mark("graphs")
     prefill = PrefillBudget(chunk, config.page_size, config.step_seconds, first=chunk)
     engine = Engine(model, SequenceCache(tensors, pages, slots), limits, prefill)
@@ -157,6 +170,8 @@ def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: 
     report(plan, demand, gpu, model.device)
     below = open_below(begin, engine.cache, model.cache_layout, below, where)
     timeline.mark("prompts")
+    if setup.uses_cpu:
+        keep_off_cores(setup.threads)
     known = {**_facts(gpu, plan, lanes), **below.facts(plan.cache_device)}
     return Started(engine, plan.context.value, plan.max_running.value, plan.kv_tokens.value, known)
 

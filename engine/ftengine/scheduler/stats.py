@@ -42,9 +42,10 @@ class StepCounts(msgspec.Struct):
     mean_batch: float = 0.0  # sequences a step
     largest_batch: int = 0
     prefill_budget: int = 0  # tokens the next step may prefill
-    p50_ms: float = 0.0  # of the last 1024 steps, as the two below
+    p50_ms: float = 0.0  # of the last 1024 steps, as all below
     p90_ms: float = 0.0
     p99_ms: float = 0.0
+    longest_ms: float = 0.0  # of them
 
 
 class CacheCounts(msgspec.Struct):
@@ -132,6 +133,7 @@ class Counters:
             p50_ms=percentile(0.5),
             p90_ms=percentile(0.9),
             p99_ms=percentile(0.99),
+            longest_ms=percentile(1.0),
         )
 
     def _cache(self, cache: SequenceCache) -> CacheCounts:

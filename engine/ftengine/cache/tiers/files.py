@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftengine.private import private_folder
+
 TEMPORARY = ".writing-"
 
 
@@ -37,7 +39,7 @@ class Folder:
 
         Raises OSError; PermissionError for a folder that belongs to another user.
         """
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(path)
         return cls._private(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
 
     def child(self, name: str, *, make: bool = False) -> Folder:

@@ -19,12 +19,15 @@ LINE = 64  # bytes of a cache line: what the GPU and the CPU write lies on diffe
 class Chosen:
     """The distinct experts that the GPU computes in a layer, and with what weight for which token.
 
-    combine[u, t] is 0 where token t does not use expert u; rows u >= count are never read.
+    combine[u, t] is 0 where token t does not use expert u; rows u >= count are never read. Where experts are fetched,
+    `turn` lists the rows so that those come first whose experts lay in slots before: they wait for no copy.
     """
 
     count: torch.Tensor  # int32 [1]
     slot: torch.Tensor  # int32 [U]
     combine: torch.Tensor  # float32 [U, B]
+    ready: torch.Tensor  # int32 [1]: how many lay in slots before
+    turn: torch.Tensor  # int32 [U]: rows
 
     @staticmethod
     def allocate(tokens: int, top_k: int, device: torch.device | str) -> Chosen:
@@ -33,6 +36,8 @@ class Chosen:
             torch.zeros(1, dtype=torch.int32, device=device),
             torch.zeros(routes, dtype=torch.int32, device=device),
             torch.zeros(routes, tokens, dtype=torch.float32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.zeros(routes, dtype=torch.int32, device=device),
         )
 
 
@@ -126,7 +131,7 @@ class SlotTensors:
     """The device's cache of experts: `experts/slots.py` makes and explains it, the kernels of `route.py` change it.
 
     G = slots that hold a block for one layer only, S = slots that hold it from step to step. The columns of `state`,
-    `control`, `counters` and `admit` are named in cache_state.py.
+    `control`, `counters`, `admit` and `record` are named in cache_state.py.
     """
 
     blocks: torch.Tensor  # uint8 [S + G, slot_bytes]
@@ -143,6 +148,8 @@ class SlotTensors:
     counters: torch.Tensor  # int64 [L, 16]
     state: torch.Tensor  # int32 [16]: step number, request number, head of the queue, ...
     row_scratch: torch.Tensor  # float32 [DECODE_TOKENS, E]: what rows tell each other within `route`
+    split: torch.Tensor  # int16 [TABLES, DECODE_TOKENS, M]: how many missing experts are fetched; see split.py
+    record: torch.Tensor  # int32 [RECORDED, L, RECORD]: how long layers took
     policy: int  # the rule of the scores
     resident: bool  # every expert is in slot layer * E + expert
     readable: bool  # the GPU can read the experts in host memory

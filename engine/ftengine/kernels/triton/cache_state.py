@@ -21,16 +21,27 @@ HEAD = tl.constexpr(3)  # of the queue of victims: the first entry that may stil
 ARRIVED = tl.constexpr(4)  # rows of the layer under way that are routed
 PENDING = tl.constexpr(5)  # rows that the CPU works on for the layer under way, 0: none
 TRACED = tl.constexpr(6)  # steps recorded since the recording began
+LAYER = tl.constexpr(7)  # of the layer under way, a byte each: rows, missing, fetched, found; 255: that many or more
+BEGAN = tl.constexpr(8)  # when its `route` did, ns: the lower half of the GPU's clock
 STATE_SIZE = 16
 
 # control, float32
-A_LINK, B_LINK = tl.constexpr(0), tl.constexpr(1)  # us for n experts over the link: a + b * n
-A_CPU, B_CPU = tl.constexpr(2), tl.constexpr(3)  # us for n experts on the CPU
-SHARE = tl.constexpr(4)  # of the missing experts for the CPU, 0..1; negative: the faster split
-GATE = tl.constexpr(5)  # not 0: a fetched expert is kept only if its score beats that of what it replaces
-BUDGET = tl.constexpr(6)  # experts a layer copied in the background, at most ADMIT_MAX; 0.25: one in four layers
-TRACE = tl.constexpr(7)  # not 0: record
+GATE = tl.constexpr(0)  # not 0: a fetched expert is kept only if its score beats that of what it replaces
+BUDGET = tl.constexpr(1)  # experts a layer copied in the background, at most ADMIT_MAX; 0.25: one in four layers
+TRACE = tl.constexpr(2)  # not 0: record
+TRIES = tl.constexpr(3)  # layers from one trial of another split to the next, see split.py; 0: none
 CONTROL_SIZE = 16
+
+# record, int32: what a layer of a step did, for the last RECORDED steps
+WHAT = tl.constexpr(0)  # as LAYER in `state`
+ASKED = tl.constexpr(1)  # number of the request to the CPU, 0: none
+COPY = tl.constexpr(2)  # ns that the fetched experts took over the link
+GPU_DONE = tl.constexpr(3)  # ns from `route` until the GPU had nothing left to do
+DONE = tl.constexpr(4)  # and until the CPU's part was added, too
+AT_STEP = tl.constexpr(5)  # STEP + 1
+AT_TIME = tl.constexpr(6)  # BEGAN
+RECORD = tl.constexpr(8)
+RECORDED = tl.constexpr(32)
 
 # counters, int64, a row a layer
 HITS = tl.constexpr(0)  # distinct experts of a step found in slots
@@ -45,6 +56,7 @@ WAITED = tl.constexpr(8)  # ns that the GPU waited for the CPU
 STAGED = tl.constexpr(9)  # copied over the link for prefill
 SEEDED = tl.constexpr(10)  # of them kept in a slot
 COPIED = tl.constexpr(11)  # ns that copies over the link took: fetched, admitted, staged
+LAST_COPY = tl.constexpr(12)  # of them, those of the last `fetch`
 COUNTERS = tl.constexpr(16)
 
 ADMIT_MAX = tl.constexpr(4)

@@ -4,7 +4,9 @@ Routes are vectors of R = rows x k, both filled up to powers of two; an expert's
 Tuples group what belongs together:
 
     routes  ids, weights, here (no padding) [R]; same [R, R]: of one expert; first [R]
+    shares  how many to fetch of 0, 1, ... missing experts [2 * R]; see split.py
     window  head of the queue; of its next W slots: victim, value (score), free (unused in this step), old (key)
+    turns   Chosen's `ready` and `turn`
     cache   table, keys, stamp, score, admit, control, counters, state: buffers.SlotTensors
     shape   moe_index, layers, experts, slots, staging
 """
@@ -21,6 +23,7 @@ from ftengine.kernels.triton.cache_state import (
     ADMIT_MAX,
     ADMIT_SIZE,
     ADMIT_SLOT,
+    BEGAN,
     BUDGET,
     COUNTERS,
     CPU_EXPERTS,
@@ -30,6 +33,7 @@ from ftengine.kernels.triton.cache_state import (
     HEAD,
     HITS,
     KEPT,
+    LAYER,
     LRU,
     MISSES,
     PENDING,
@@ -38,7 +42,7 @@ from ftengine.kernels.triton.cache_state import (
     clock,
     used,
 )
-from ftengine.kernels.triton.split import link_share
+from ftengine.kernels.triton.split import share_of
 from ftengine.kernels.triton.system import store_release
 
 
@@ -70,8 +74,19 @@ def choose(slot, weights, same, first, mine, chosen, T: tl.constexpr, KP: tl.con
 
 
 @triton.jit
+def _take_turns(ready, arriving, turns):
+    """Writes Chosen's `ready` and `turn`. ready, arriving: the first routes of experts of either kind."""
+    count, turn = turns
+    here, all_ready = ready | arriving, tl.sum(ready.to(tl.int32), 0)
+    line = tl.cumsum(here.to(tl.int32), 0) - 1
+    before = tl.cumsum(ready.to(tl.int32), 0)  # of those that are ready, up to this one
+    tl.store(count, all_ready)
+    tl.store(turn + tl.where(ready, before - 1, all_ready + line - before), line, here)
+
+
+@triton.jit
 def decide(
-    routes, mass, window, time, chosen, fetch, cache, box, shape,
+    routes, mass, shares, window, time, chosen, turns, fetch, cache, box, shape,
     T: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, EP: tl.constexpr, W: tl.constexpr,
     POLICY: tl.constexpr, CPU: tl.constexpr, FETCH: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +94,7 @@ def decide(
     table, keys, stamp, score, admit, control, counters, state = cache
     moe_index, layers, experts, slots, staging = shape
     head, victim, value, free, old = window
-    step, tick = time
+    step, tick, began = time
     row = moe_index * experts
     slot = tl.load(table + row + ids, here, -1)
     hit, miss = here & (slot >= 0), here & (slot < 0)
@@ -101,7 +116,7 @@ def decide(
 
     misses = tl.sum((first & miss).to(tl.int32), 0)
     fetched, kept, admitted = _split(
-        misses, first & miss, rank, better, victims, tick + moe_index, control, staging, R, CPU, FETCH
+        misses, first & miss, rank, better, victims, tick + moe_index, shares, control, staging, R, CPU, FETCH
     )
     arriving = miss & (rank < fetched)
     keep = arriving & (rank < kept)
@@ -127,12 +142,18 @@ def decide(
     tl.store(fetch_count, fetched)
     tl.store(fetch_expert + rank, ids, first & arriving)
     tl.store(fetch_slot + rank, slot, first & arriving)
-    choose(slot, weights, same, first, hit | arriving, chosen, T, KP, R)
     on_cpu = miss & (rank >= fetched)
     pairs = tl.sum(on_cpu.to(tl.int32), 0)
-    _count(counters + moe_index * COUNTERS, tl.sum((first & hit).to(tl.int32), 0), misses, fetched, kept, pairs)
-    if CPU:
+    if CPU:  # which begins while the rest is written
         _publish(ids, weights, here, on_cpu, pairs, box, state, moe_index, T, K, KP, R, INTERPRETED)
+    choose(slot, weights, same, first, hit | arriving, chosen, T, KP, R)
+    _take_turns(first & hit, first & arriving, turns)
+    hits = tl.sum((first & hit).to(tl.int32), 0)
+    _count(counters + moe_index * COUNTERS, hits, misses, fetched, kept, pairs)
+    if CPU:
+        counts = (tl.minimum(misses, 255) << 8) | (tl.minimum(fetched, 255) << 16) | (tl.minimum(hits, 255) << 24)
+        tl.store(state + LAYER, T | counts)
+        tl.store(state + BEGAN, began)
 
 
 @triton.jit
@@ -154,7 +175,7 @@ def _rescore(ids, here, mass, score_row, now, experts, EP: tl.constexpr, POLICY:
 
 @triton.jit
 def _split(
-    misses, missing, rank, better, victims, turn, control, staging,
+    misses, missing, rank, better, victims, turn, shares, control, staging,
     R: tl.constexpr, CPU: tl.constexpr, FETCH: tl.constexpr,
 ):  # fmt: skip
     """How many of the missing experts, by rank, are fetched; of them kept in slots; and after them copied behind.
@@ -167,7 +188,7 @@ def _split(
         return none, none, none
     fetched = misses
     if CPU:
-        fetched = link_share(misses, control, 2 * R)
+        fetched = share_of(shares, misses, 2 * R)
     kept = tl.sum((missing & (rank < fetched) & better).to(tl.int32), 0)
     kept = tl.minimum(victims, tl.maximum(kept, fetched - staging))
     fetched = tl.minimum(fetched, kept + staging)

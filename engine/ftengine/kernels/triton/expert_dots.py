@@ -28,6 +28,7 @@ from ftengine.kernels.triton.expert_tiles import (
     scale_numbers,
     swiglu,
 )
+from ftengine.kernels.triton.expert_turns import its_turn
 from ftengine.kernels.triton.launch import start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound, dot
 
@@ -98,18 +99,16 @@ def run_scales(
 
 @triton.jit
 def gate_up_dots(
-    x, x_stride, tokens, blocks, count, slots, scratch, expert_stride, token_stride,
+    x, x_stride, tokens, blocks, count, slots, turn, ready, scratch, expert_stride, token_stride,
     INTERMEDIATE: tl.constexpr, TOKENS: tl.constexpr, SPLIT: tl.constexpr, PANELS: tl.constexpr, PDL: tl.constexpr,
-    EXACT: tl.constexpr,
+    EXACT: tl.constexpr, EARLY: tl.constexpr,
     CODES: tl.constexpr, SCALES: tl.constexpr, COLUMNS: tl.constexpr, WORD: tl.constexpr, WORDS: tl.constexpr,
     SLOT_BYTES: tl.constexpr, BASE: tl.constexpr, PANEL_BYTES: tl.constexpr, CODE_BYTES: tl.constexpr,
 ):  # fmt: skip
     """PANELS pairs of panels of one expert a program, for all tokens: those that do not use it are never read."""
-    group, u = tl.program_id(0), tl.program_id(1)
-    wait_for_previous(PDL)
-    start_next(PDL)
-    slot, used = tl.load(slots + u), tl.load(count)
-    if (u >= used) | (slot < 0):  # no slot is negative: so both are loaded before the branch, not one after the other
+    group = tl.program_id(0)
+    u, slot, there = its_turn(tl.program_id(1), count, slots, turn, ready, EARLY, PDL)
+    if not there:
         return
     height: tl.constexpr = 2 * PANELS * ROWS
     r = tl.arange(0, height)[None, :, None]

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ftengine.formats.format import Codes, Format, ScaleKind
 from ftengine.kernels.triton.expert_tiles import GROUP16, load_row_scales, place, swiglu
+from ftengine.kernels.triton.expert_turns import its_turn
 from ftengine.kernels.triton.launch import INTERPRETED, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
 
@@ -30,8 +31,8 @@ else:
     from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
     jit = gluon.jit
-    swiglu, start_next, wait_for_previous, place, load_row_scales = (
-        gluon.jit(function.fn) for function in (swiglu, start_next, wait_for_previous, place, load_row_scales)
+    swiglu, start_next, wait_for_previous, place, load_row_scales, its_turn = (
+        gluon.jit(function.fn) for function in (swiglu, start_next, wait_for_previous, place, load_row_scales, its_turn)
     )
 
 ASSEMBLY = tl.constexpr(not INTERPRETED)
@@ -196,18 +197,17 @@ def row_of(m):
 
 @jit
 def gate_up_mma(
-    x, x_stride, tokens, blocks, count, slots, scratch, expert_stride, token_stride,
-    INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    x, x_stride, tokens, blocks, count, slots, turn, ready, scratch, expert_stride, token_stride,
+    INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
     CODE_LAYOUT: tl.constexpr, X_LAYOUT: tl.constexpr, SUM_LAYOUT: tl.constexpr,
     CODES: tl.constexpr, SCALES: tl.constexpr, COLUMNS: tl.constexpr, WORD: tl.constexpr, WORDS: tl.constexpr,
     SLOT_BYTES: tl.constexpr, BASE: tl.constexpr, PANEL_BYTES: tl.constexpr, CODE_BYTES: tl.constexpr,
 ):  # fmt: skip
     """One pair of panels of one expert a program, for all tokens at once: also those that do not use it."""
-    pair, u = gl.program_id(0), gl.program_id(1)
-    wait_for_previous(PDL)
-    start_next(PDL)
-    slot, used = gl.load(slots + u), gl.load(count)
-    if (u < used) & (slot >= 0):  # no slot is negative: so both are loaded before the branch, not one after the other
+    pair = gl.program_id(0)
+    u, slot, there = its_turn(gl.program_id(1), count, slots, turn, ready, EARLY, PDL)
+    if there:
         rows: tl.constexpr = gl.SliceLayout(1, CODE_LAYOUT) if ASSEMBLY else None
         line = span(64 * TILES * W, rows)
         t, g, tile = line % 4, line // 4 % 8, line // 32 % TILES
@@ -271,7 +271,7 @@ def down_mma(
     of = span(W, gl.SliceLayout(1, gl.SliceLayout(1, SUM_LAYOUT)) if ASSEMBLY else None)
     token = span(BLOCK, gl.SliceLayout(0, gl.SliceLayout(1, SUM_LAYOUT)) if ASSEMBLY else None)[None, :]
     each: tl.constexpr = WORDS // (8 * TILES)  # parts of an expert
-    # Blocks and routes were there before gate_up began, and gate_up lets this kernel start only after that.
+    # Blocks and routes are there before gate_up lets this kernel start (expert_turns.py).
     parts = gl.load(count) * each
     even, odd, scale = load_part(
         warp, parts, tile, panel, g, t, blocks, slots,

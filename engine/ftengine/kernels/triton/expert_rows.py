@@ -22,6 +22,7 @@ from ftengine.kernels.triton.expert_tiles import (
     scale_numbers,
     swiglu,
 )
+from ftengine.kernels.triton.expert_turns import its_turn
 from ftengine.kernels.triton.launch import start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
 
@@ -46,17 +47,15 @@ def word_sums(
 
 @triton.jit
 def gate_up_rows(
-    x, x_stride, blocks, count, slots, combine, combine_stride, scratch, expert_stride, token_stride,
-    TOKENS: tl.constexpr, INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x, x_stride, blocks, count, slots, turn, ready, combine, combine_stride, scratch, expert_stride, token_stride,
+    TOKENS: tl.constexpr, INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
     CODES: tl.constexpr, SCALES: tl.constexpr, COLUMNS: tl.constexpr, WORD: tl.constexpr, WORDS: tl.constexpr,
     SLOT_BYTES: tl.constexpr, BASE: tl.constexpr, PANEL_BYTES: tl.constexpr, CODE_BYTES: tl.constexpr,
 ):  # fmt: skip
     """One pair of panels of one expert a program, BLOCK words of their rows at a time."""
-    pair, u = tl.program_id(0), tl.program_id(1)
-    wait_for_previous(PDL)
-    start_next(PDL)
-    slot, used = tl.load(slots + u), tl.load(count)
-    if (u >= used) | (slot < 0):  # no slot is negative: so both are loaded before the branch, not one after the other
+    pair = tl.program_id(0)
+    u, slot, there = its_turn(tl.program_id(1), count, slots, turn, ready, EARLY, PDL)
+    if not there:
         return
     line, rows = tl.arange(0, BLOCK)[:, None], tl.arange(0, 2 * ROWS)
     panel, row = (2 * pair + rows // ROWS)[None, :], (rows % ROWS)[None, :]
@@ -115,7 +114,7 @@ def down_rows(
     panel = tl.program_id(0)
     line, rows = tl.arange(0, BLOCK)[:, None], tl.arange(0, ROWS)
     row = rows[None, :]
-    # Blocks and routes were there before gate_up began, and gate_up lets this kernel start only after that.
+    # Blocks and routes are there before gate_up lets this kernel start (expert_turns.py).
     lines = tl.load(count) * WORDS
     low, high, scale = _load_lines(
         line, lines, panel, row, blocks, slots,

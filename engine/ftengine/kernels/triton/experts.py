@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,12 +40,17 @@ def experts_decode(
     x: torch.Tensor,
     scratch: torch.Tensor,
     out: torch.Tensor,
+    *,
+    early: bool = False,
+    before_adding: Callable[[], None] | None = None,
 ) -> None:
     """out[t] += sum over u of combine[u, t] * expert_u(x[t]); capturable, no two runs differ in a bit.
 
     blocks: uint8 [S, slot_bytes >= layout.block_bytes], slot_bytes a multiple of 64. chosen: see Chosen; its U and B
     may be larger than this step's. x: [T, H], T <= DECODE_TOKENS, float32 (every product exact) or bfloat16. scratch:
-    [>= U, >= T, I] of the same dtype, overwritten. out: float32 [T, H]. Their rows are contiguous.
+    [>= U, >= T, I] of the same dtype, overwritten. out: float32 [T, H]. Their rows are contiguous. early: right behind
+    `fetch`, with nothing launched in between: experts that were in slots do not wait for it (expert_turns.py).
+    before_adding: launches what has to come before `out` is touched.
 
     Raises FtError for experts with biases and for matrices of an odd size, which no served model has; ValueError for
     tensors of other shapes.
@@ -57,8 +63,10 @@ def experts_decode(
         raise ValueError(f"scratch is {scratch.dtype} {list(scratch.shape)}, x is {x.dtype}")
     if len(scratch) < experts or scratch.shape[1] < tokens or chosen.combine.shape[1] < tokens:
         raise ValueError(f"{tokens} tokens: scratch {list(scratch.shape)}, combine {list(chosen.combine.shape)}")
-    tuned = _tuned(layout, blocks, chosen, x, scratch)
-    _gate_up(layout, blocks, chosen, x, scratch, tuned[0])
+    tuned = _tuned(layout, blocks, chosen, x, scratch, early)
+    _gate_up(layout, blocks, chosen, x, scratch, tuned[0], early)
+    if before_adding is not None:
+        before_adding()
     _down(layout, blocks, chosen, scratch, out, tuned[1])
 
 
@@ -101,9 +109,10 @@ def candidates(format: Format, columns: int, tokens: int, x: torch.Tensor, gate_
 
 
 def _tuned(
-    layout: ExpertLayout, blocks: torch.Tensor, chosen: Chosen, x: torch.Tensor, scratch: torch.Tensor
+    layout: ExpertLayout, blocks: torch.Tensor, chosen: Chosen, x: torch.Tensor, scratch: torch.Tensor, early: bool
 ) -> tuple[Config, Config]:
-    """Timed with as many experts as there may be, all of them different ones and each used by one token."""
+    """Timed with as many experts as there may be, all of them different ones and each used by one token. None of them
+    counts as one that was in a slot, so that each launch waits for the one before."""
     tokens, sizes = len(x), (layout.hidden, layout.intermediate)
     full: list[Chosen] = []
 
@@ -111,7 +120,8 @@ def _tuned(
         if not full:
             routes = torch.arange(len(chosen.slot), dtype=torch.int32, device=x.device)
             combine = (routes[:, None] % tokens == routes[None, : chosen.combine.shape[1]]).float()
-            full.append(Chosen(torch.full_like(chosen.count, len(routes)), routes % len(blocks), combine))
+            count = torch.full_like(chosen.count, len(routes))
+            full.append(Chosen(count, routes % len(blocks), combine, torch.zeros_like(count), routes))
         return full[0]
 
     def key(format: Format) -> Key:
@@ -121,7 +131,7 @@ def _tuned(
         "experts_gate_up",
         key(layout.gate_up),
         candidates(layout.gate_up, layout.hidden, tokens, x, True),
-        lambda config: _gate_up(layout, blocks, everything(), x, scratch, config),
+        lambda config: _gate_up(layout, blocks, everything(), x, scratch, config, early),
     )
     down = choose(
         "experts_down",
@@ -133,29 +143,39 @@ def _tuned(
 
 
 def _gate_up(
-    layout: ExpertLayout, blocks: torch.Tensor, chosen: Chosen, x: torch.Tensor, scratch: torch.Tensor, config: Config
+    layout: ExpertLayout,
+    blocks: torch.Tensor,
+    chosen: Chosen,
+    x: torch.Tensor,
+    scratch: torch.Tensor,
+    config: Config,
+    early: bool,
 ) -> None:
     """scratch[u, t] = silu(gate x[t]) * up x[t] for each expert u, at least where a token uses it."""
     constants: dict[str, Any] = {
         **geometry(layout.gate_up, layout.hidden, 0, blocks.shape[1]),
         "INTERMEDIATE": layout.intermediate,
+        "EARLY": early,
         "PDL": PDL,
     }
     pairs, experts, tokens = panels(layout.intermediate), len(chosen.slot), len(x)
     if "TILES" in config:
         gate_up_mma[(pairs, experts)](
-            x, x.stride(0), tokens, blocks, chosen.count, chosen.slot, scratch, scratch.stride(0), scratch.stride(1),
+            x, x.stride(0), tokens, blocks, chosen.count, chosen.slot, chosen.turn, chosen.ready,
+            scratch, scratch.stride(0), scratch.stride(1),
             **cut(2, tokens, config["num_warps"], config["TILES"]), num_warps=config["num_warps"],
             **constants, **launch_options(),
         )  # fmt: skip
     elif "SPLIT" in config:
         gate_up_dots[(triton.cdiv(pairs, config["PANELS"]), experts)](
-            x, x.stride(0), tokens, blocks, chosen.count, chosen.slot, scratch, scratch.stride(0), scratch.stride(1),
+            x, x.stride(0), tokens, blocks, chosen.count, chosen.slot, chosen.turn, chosen.ready,
+            scratch, scratch.stride(0), scratch.stride(1),
             TOKENS=_token_block(tokens), EXACT=EXACT_DOT, **constants, **config, **launch_options(),
         )  # fmt: skip
     else:
         gate_up_rows[(pairs, experts)](
-            x, x.stride(0), blocks, chosen.count, chosen.slot, chosen.combine, chosen.combine.stride(0),
+            x, x.stride(0), blocks, chosen.count, chosen.slot, chosen.turn, chosen.ready,
+            chosen.combine, chosen.combine.stride(0),
             scratch, scratch.stride(0), scratch.stride(1),
             TOKENS=tokens, **constants, **config, **launch_options(),
         )  # fmt: skip

@@ -1,9 +1,10 @@
 """Copies of experts' blocks from pinned host memory into slots, by the GPU's own loads; lists and counts are on the
 device, so nothing is decided on the host.
 
-`fetch` runs in the step's stream, after `route` and before the experts are computed. `admit` runs beside everything
-that follows its layer's `fetch`, on another stream that joins the step's before `end_step`: the slots it writes are
-in no table until then. It shares the link with the next layers' `fetch`, which is why its list is short.
+`fetch` runs in the step's stream, after `route` and before the experts that it copies are computed: those that were in
+slots do not wait for it. `admit` runs beside everything that follows its layer's `fetch`, on another stream that joins
+the step's before `end_step`: the slots it writes are in no table until then. It shares the link with the next layers'
+`fetch`, which is why its list is short.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import FetchList, RouteBuffers, SlotTensors
-from ftengine.kernels.triton.cache_state import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT, COPIED
+from ftengine.kernels.triton.cache_state import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT, COPIED, LAST_COPY
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
 from ftengine.kernels.triton.system import nanoseconds
@@ -115,3 +116,5 @@ def _copy_blocks(
             else:
                 spent = nanoseconds(INTERPRETED) - start
             tl.store(counters + COPIED, before + spent)
+            if not MARK:
+                tl.store(counters + LAST_COPY, spent)

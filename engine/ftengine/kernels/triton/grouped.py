@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ftengine.kernels.triton.experts import check_layout
 from ftengine.kernels.triton.grouped_tiles import add_routes, down_tiles, gate_up_tiles, spread_columns
 from ftengine.kernels.triton.launch import multiprocessors
 from ftengine.kernels.triton.portable import EXACT_DOT, large_shared_memory
-from ftengine.kernels.triton.route_order import RouteOrder
+from ftengine.kernels.triton.route_order import RouteOrder, block_of
 
 RESULT_BYTES = 64 << 20  # of the routes' results that exist at a time: the hidden size is gone through in parts
 PROGRAMS = 4  # a multiprocessor
@@ -78,10 +79,24 @@ def _rows_with_zeros_behind(rows: int, columns: int, like: torch.Tensor) -> torc
     return make(rows, padded(columns), dtype=like.dtype, device=like.device)
 
 
+def longest_of_each_kind(top_k: int, hidden: int, dtype: torch.dtype, tokens: int) -> list[int]:
+    """Lengths of up to `tokens` tokens: each the longest one of those whose kernels are cut alike, so that compiling
+    for these is compiling for all."""
+
+    def kind(length: int) -> tuple[int, int]:
+        return block_of(length * top_k), _columns_at_a_time(length * top_k, hidden, dtype)
+
+    found, left = [], tokens
+    while left > 0:
+        found.append(left)
+        left = bisect.bisect_left(range(1, left), True, key=lambda length: kind(length) == kind(left))
+    return found
+
+
 def _columns_at_a_time(routes: int, hidden: int, dtype: torch.dtype) -> int:
-    """A multiple of what a tile is high."""
-    fit = RESULT_BYTES // (dtype.itemsize * routes) // FAST["HEIGHT"] * FAST["HEIGHT"]
-    return min(max(fit, FAST["HEIGHT"]), panels(hidden) * 16)
+    """What a tile is high, times a power of two: few sizes to compile for."""
+    fit = RESULT_BYTES // (dtype.itemsize * routes) // FAST["HEIGHT"]
+    return min(FAST["HEIGHT"] << max(fit.bit_length() - 1, 0), panels(hidden) * 16)
 
 
 def _matrix(format: Format, columns: int, base: int, blocks: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def tile_sums(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["route_count"])
 def gate_up_tiles(
     x, blocks, routes, slots, first, count, act, route_count, programs,
     TOP_K: tl.constexpr, INTERMEDIATE: tl.constexpr, PANELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -139,7 +139,7 @@ def gate_up_tiles(
         tl.store(target, result, known & (column < INTERMEDIATE))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["route_count"])
 def down_tiles(
     act, blocks, routes, slots, first, count, results, route_count, programs, from_row, row_count,
     PART: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,

@@ -10,7 +10,25 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import Mailbox, SlotTensors
-from ftengine.kernels.triton.cache_state import COUNTERS, PENDING, REQUEST, WAITED
+from ftengine.kernels.triton.cache_state import (
+    ASKED,
+    AT_STEP,
+    AT_TIME,
+    BEGAN,
+    COPY,
+    COUNTERS,
+    DONE,
+    GPU_DONE,
+    LAST_COPY,
+    LAYER,
+    PENDING,
+    RECORD,
+    RECORDED,
+    REQUEST,
+    STEP,
+    WAITED,
+    WHAT,
+)
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.system import load_acquire, nanoseconds
 
@@ -21,33 +39,44 @@ POLLS_A_CHECK = tl.constexpr(64)  # of mailbox.error: each look over the bus tak
 LATE = tl.constexpr(1)  # mailbox.error: the CPU did not answer
 
 
-def join(pool: SlotTensors, moe_index: int, mailbox: Mailbox, out: torch.Tensor) -> None:
+def join(
+    pool: SlotTensors, moe_index: int, mailbox: Mailbox, out: torch.Tensor, other: torch.Tensor | None = None
+) -> None:
     """out float32 [T, H] += the CPU's rows where `route` rang for this layer; capturable.
 
-    Waits at most 20 s, then sets mailbox.error to LATE and adds nothing; nor does it wait on where that is set.
+    Waits at most 20 s, then sets mailbox.error to LATE and adds nothing; nor does it wait on where that is set. other:
+    float32 [T, H], contiguous, is added before the wait.
     """
     rows, width = out.shape
     _join[(rows, triton.cdiv(width, BLOCK))](
-        pool.state, pool.counters, mailbox.reply, mailbox.error, mailbox.out, out, out.stride(0), width, moe_index,
-        PATIENCE=POLLS if INTERPRETED else PATIENCE_NS, BLOCK=BLOCK, INTERPRETED=INTERPRETED, PDL=PDL, num_warps=4,
-        **launch_options(),
+        pool.state, pool.counters, pool.record, mailbox.reply, mailbox.error, mailbox.out, out, out.stride(0),
+        out if other is None else other, width,
+        moe_index, len(pool.table),
+        OTHER=other is not None, PATIENCE=POLLS if INTERPRETED else PATIENCE_NS, BLOCK=BLOCK, INTERPRETED=INTERPRETED,
+        PDL=PDL, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["moe_index"])
+@triton.jit(do_not_specialize=["moe_index", "layers"])
 def _join(
-    state, counters, reply, error, added, out, stride, width, moe_index,
-    PATIENCE: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
+    state, counters, record, reply, error, added, out, stride, other, width, moe_index, layers,
+    OTHER: tl.constexpr, PATIENCE: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
     start_next(PDL)
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    if tl.load(state + PENDING) > row:
+    records = (row == 0) & (tl.program_id(1) == 0)
+    pending = tl.load(state + PENDING)
+    request = tl.load(state + REQUEST)
+    start = nanoseconds(INTERPRETED)
+    end = start
+    if OTHER:
+        both = tl.load(out + row * stride + column, inside, 0.0) + tl.load(other + row * width + column, inside, 0.0)
+        tl.store(out + row * stride + column, both, inside)
+    if pending > row:
         before = tl.load(out + row * stride + column, inside, 0.0)
-        request = tl.load(state + REQUEST)
-        start = nanoseconds(INTERPRETED)
         spent = tl.full((), 0, tl.int64)
         answered = load_acquire(reply, INTERPRETED) == request
         failed = answered & False
@@ -66,6 +95,22 @@ def _join(
             tl.store(out + row * stride + column, before + more, inside)
         elif failed == 0:
             tl.store(error, LATE)
-        if (row == 0) & (tl.program_id(1) == 0):
+        if records:
             line = counters + moe_index * COUNTERS + WAITED
             tl.store(line, tl.load(line) + spent)
+        end = start + spent
+    if records:
+        _record(state, counters, record, tl.where(pending > 0, request, 0), start, end, moe_index, layers)
+
+
+@triton.jit
+def _record(state, counters, record, request, start, end, moe_index, layers):
+    """start, end: when the GPU, and both lanes, had done the layer, ns."""
+    column = tl.arange(0, RECORD)
+    step, began = tl.load(state + STEP), tl.load(state + BEGAN)
+    line = tl.where(column == WHAT, tl.load(state + LAYER), 0) + tl.where(column == ASKED, request, 0)
+    copied = tl.load(counters + moe_index * COUNTERS + LAST_COPY).to(tl.int32)
+    line += tl.where(column == COPY, copied, 0) + tl.where(column == AT_TIME, began, 0)
+    line += tl.where(column == GPU_DONE, start.to(tl.int32) - began, 0)
+    line += tl.where(column == DONE, end.to(tl.int32) - began, 0) + tl.where(column == AT_STEP, step + 1, 0)
+    tl.store(record + ((step % RECORDED) * layers + moe_index) * RECORD + column, line)

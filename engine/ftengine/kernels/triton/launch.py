@@ -4,7 +4,7 @@ Programmatic dependent launch (PDL, compute capability 9.0): a kernel starts whi
 waits, with `wait_for_previous`, before it touches anything that an earlier kernel writes or reads. It may load weights
 before, whose upload must be over by then: synchronize once after loading a model. Every kernel that is launched with
 `launch_options()` must wait once in every program: "all before me are done" holds for the whole chain only if it holds
-at each link.
+at each link. expert_turns.py has the one exception, and why that holds.
 """
 
 from __future__ import annotations

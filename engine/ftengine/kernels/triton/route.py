@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, Mailbox, RouteBuffers, SlotTensors
-from ftengine.kernels.triton.cache_state import ARRIVED, HEAD, LRU, STEP, TICK, TRACE, TRACED
+from ftengine.kernels.triton.cache_state import ARRIVED, HEAD, LRU, STEP, TICK, TRACE, TRACED, TRIES
 from ftengine.kernels.triton.decide import choose, decide, distinct
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
+from ftengine.kernels.triton.split import shares_of
+from ftengine.kernels.triton.system import nanoseconds
 from ftengine.kernels.triton.topk import most_probable
 
 
@@ -52,10 +54,10 @@ def route(
     _route[(rows,)](
         logits, logits.stride(0), hidden, hidden.stride(0), width,
         buffers.ids, buffers.weights, buffers.gates, buffers.chosen.count, buffers.chosen.slot,
-        buffers.chosen.combine, buffers.chosen.combine.stride(0),
+        buffers.chosen.combine, buffers.chosen.combine.stride(0), buffers.chosen.ready, buffers.chosen.turn,
         buffers.fetch.count, buffers.fetch.expert, buffers.fetch.slot,
         pool.table, pool.keys, pool.stamp, pool.score, pool.queue, pool.queue_score, pool.admit,
-        pool.control, pool.counters, pool.state, pool.row_scratch,
+        pool.control, pool.counters, pool.state, pool.row_scratch, pool.split, pool.split.shape[2],
         box.bell, box.ids, box.weights, box.rows,
         ring.ids if ring else pool.state, ring.logits if ring else pool.state, len(ring.ids) if ring else 1,
         moe_index, layers, experts, pool.slots, pool.staging,
@@ -63,7 +65,7 @@ def route(
         HP=min(2048, triton.next_power_of_2(width)), W=max(32, 2 * routes),
         GATED=columns > experts, NORMALIZE=normalize, POLICY=pool.policy, RESIDENT=pool.resident,
         CPU=mailbox is not None and not pool.resident, FETCH=pool.readable, RECORD=ring is not None,
-        INTERPRETED=INTERPRETED, PDL=PDL, num_warps=_warps(routes), **launch_options(),
+        TOKENS=DECODE_TOKENS, INTERPRETED=INTERPRETED, PDL=PDL, num_warps=_warps(routes), **launch_options(),
     )  # fmt: skip
 
 
@@ -88,21 +90,26 @@ def _check(pool: SlotTensors, rows: int, top_k: int, mailbox: Mailbox | None) ->
 @triton.jit(do_not_specialize=["moe_index", "ring_steps"])
 def _route(
     logits, logits_stride, hidden, hidden_stride, width,
-    ids_out, weights_out, gates_out, chosen_count, chosen_slot, combine, combine_stride,
+    ids_out, weights_out, gates_out, chosen_count, chosen_slot, combine, combine_stride, ready, turn,
     fetch_count, fetch_expert, fetch_slot,
     table, keys, stamp, score, queue, queue_score, admit, control, counters, state, scratch,
+    split, most,
     bell, box_ids, box_weights, box_rows,
     ring_ids, ring_logits, ring_steps,
     moe_index, layers, experts, slots, staging,
     T: tl.constexpr, TP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, HP: tl.constexpr,
     W: tl.constexpr, GATED: tl.constexpr, NORMALIZE: tl.constexpr, POLICY: tl.constexpr, RESIDENT: tl.constexpr,
-    CPU: tl.constexpr, FETCH: tl.constexpr, RECORD: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
+    CPU: tl.constexpr, FETCH: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
+    INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     R: tl.constexpr = TP * KP
     row = tl.program_id(0)
     column, place = tl.arange(0, EP), tl.arange(0, KP)
     wait_for_previous(PDL)
     start_next(PDL)
+    began = 0
+    if CPU:
+        began = nanoseconds(INTERPRETED).to(tl.int32)
     # What is needed besides the ids is asked for now and comes while the top-k is found.
     if RECORD:
         recording = tl.load(control + TRACE)
@@ -117,6 +124,9 @@ def _route(
         free = (entry < slots) & (tl.load(stamp + victim, entry < slots, 0) != step)
         old = tl.load(keys + victim, entry < slots, -1)
         window = (head, victim, value, free, old)
+        shares = head
+        if CPU and FETCH:
+            shares = shares_of(split, most, tl.load(control + TRIES), tick * layers + moe_index, TOKENS, T, 2 * R)
     ids, weights, mass = most_probable(x, experts, K, KP, EP, NORMALIZE)
     tl.store(ids_out + row * K + place, ids, place < K)
     tl.store(weights_out + row * K + place, weights, place < K)
@@ -157,8 +167,9 @@ def _route(
             choose(moe_index * experts + all_ids, all_weights, same, first, here, chosen, T, KP, R)
         else:
             decide(
-                (all_ids, all_weights, here, same, first), mass, window, (step, tick), chosen,
-                (fetch_count, fetch_expert, fetch_slot), (table, keys, stamp, score, admit, control, counters, state),
+                (all_ids, all_weights, here, same, first), mass, shares, window, (step, tick, began), chosen,
+                (ready, turn), (fetch_count, fetch_expert, fetch_slot),
+                (table, keys, stamp, score, admit, control, counters, state),
                 (bell, box_ids, box_weights), (moe_index, layers, experts, slots, staging),
                 T, K, KP, R, EP, W, POLICY, CPU, FETCH, INTERPRETED,
             )  # fmt: skip

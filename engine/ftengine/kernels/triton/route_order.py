@@ -28,12 +28,16 @@ class RouteOrder:
     skipped: torch.Tensor  # bool [T, k]
 
 
+def block_of(routes: int) -> int:
+    """Routes a tile, for so many in all."""
+    return next((block for most, block in BLOCKS if routes <= most), LARGEST_BLOCK)
+
+
 def order_routes(slots: torch.Tensor, block: int | None = None) -> RouteOrder:
     """slots: int32 [T, k], -1 where a route is not to be computed. block: routes a tile, 16 .. 128, a power of two."""
     tokens, top_k = slots.shape
     routes = slots.numel()
-    if block is None:
-        block = next((block for most, block in BLOCKS if routes <= most), LARGEST_BLOCK)
+    block = block or block_of(routes)
     skipped = slots < 0
     ordered, order = torch.where(skipped, NOT_HERE, slots).flatten().sort(stable=True)
     place = torch.arange(routes, device=slots.device)

@@ -1,6 +1,8 @@
 """How many of a layer's missing experts cross the link while the CPU computes the rest.
 
-Both lanes' times are a + b * n (experts/split.py is the reference and explains the rule).
+The host works it out for every number of rows and of missing experts (experts/split.py) and may change it between two
+steps: `split` int16 [TABLES, DECODE_TOKENS, M]. Now and then a few layers in a row try another split, so that costs are
+known of more than the splits in use: [0] is in use, the others are tried in turns.
 """
 
 from __future__ import annotations
@@ -8,19 +10,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ftengine.kernels.triton.cache_state import A_CPU, A_LINK, B_CPU, B_LINK, SHARE
+TRIED = tl.constexpr(4)  # layers in a row: the first wakes the lane that rested
+TRIALS = tl.constexpr(4)  # TABLES - 1
 
 
 @triton.jit
-def link_share(misses, control, N: tl.constexpr):
-    """int32: how many of `misses` < N to fetch. Of equally fast splits the one that fetches most: a slot lasts."""
-    fetched = tl.arange(0, N)
-    left = (misses - fetched).to(tl.float32)
-    link = tl.load(control + A_LINK) + tl.load(control + B_LINK) * fetched.to(tl.float32)
-    cpu = tl.load(control + A_CPU) + tl.load(control + B_CPU) * left
-    time = tl.maximum(tl.where(fetched > 0, link, 0.0), tl.where(left > 0, cpu, 0.0))
-    time = tl.where(fetched <= misses, time, float("inf"))
-    fastest = tl.max(tl.where(time <= tl.min(time, 0), fetched, 0), 0)
-    share = tl.load(control + SHARE)
-    forced = misses - tl.floor(share * misses.to(tl.float32) + 0.5).to(tl.int32)
-    return tl.where(share < 0.0, fastest, tl.minimum(tl.maximum(forced, 0), misses))
+def shares_of(split, most, tries, turn, ROWS: tl.constexpr, T: tl.constexpr, N: tl.constexpr):
+    """int32 [N]: how many to fetch of 0..N-1 missing experts. turn counts layers of steps; tries: control's TRIES."""
+    every = tl.maximum(tries.to(tl.int32), 1)
+    trial = (tries > 0.0) & (turn % every < TRIED)
+    line = tl.where(trial, 1 + turn // every % TRIALS, 0) * ROWS + T - 1
+    missing = tl.arange(0, N)
+    return tl.load(split + line * most + missing, missing < most, 0).to(tl.int32)
+
+
+@triton.jit
+def share_of(shares, misses, N: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, N) == misses, shares, 0), 0)

@@ -63,6 +63,7 @@ def route_prefill(
     if half < 1:
         raise ValueError(f"prefill needs 2 or more staging slots, there are {pool.staging}")
     rounds = 1 if pool.resident else triton.cdiv(min(experts, rows * top_k), half)
+    most_rounds = triton.cdiv(experts, half)  # one kernel for prompts of all lengths
 
     def ints(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=logits.device)
@@ -88,7 +89,7 @@ def route_prefill(
         routes.counts, pool.table, pool.score, pool.counters, pool.state, routes.place, routes.turn,
         routes.missing.count, routes.missing.expert, routes.missing.slot, moe_index, layers, experts, pool.slots,
         half, rounds, 1.0 / (rows * top_k), min(rows / HALF_LIFE.value, MOST_AGED),
-        EP=padded, RP=triton.next_power_of_2(rounds), POLICY=pool.policy, RESIDENT=pool.resident, num_warps=4,
+        EP=padded, RP=triton.next_power_of_2(most_rounds), POLICY=pool.policy, RESIDENT=pool.resident, num_warps=4,
     )  # fmt: skip
     return routes
 
@@ -198,7 +199,7 @@ def _plan(
             tl.store(score + row + column, used(old, mass, now), inside)
 
 
-@triton.jit(do_not_specialize=["round"])
+@triton.jit(do_not_specialize=["round", "size"])
 def _slots_for_round(ids, place, turn, slots, round, size, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size

@@ -24,6 +24,14 @@ def load_acquire(pointer, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def load_acquire_gpu(pointer):
+    """int32 scalar of the GPU's memory; what is loaded afterwards does not come from what an SM had cached before."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [pointer.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def store_release(pointer, value, INTERPRETED: tl.constexpr):
     """int32 scalar; a reader that sees it sees all that the whole program wrote before."""
     tl.debug_barrier()

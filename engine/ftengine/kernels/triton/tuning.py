@@ -23,6 +23,8 @@ from typing import Any
 import torch
 import triton
 
+from ftengine.private import private_folder
+
 log = logging.getLogger("ftengine.tuning")
 
 Config = dict[str, Any]  # launch arguments: a kernel's constants, num_warps, num_stages
@@ -94,7 +96,7 @@ class Tuner:
         path = self.folder / FILE_NAME
         draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             draft.write_text(json.dumps(merged, indent=1, sort_keys=True))
             draft.replace(path)
         except OSError as error:

@@ -19,7 +19,7 @@ from ftengine.models.base import Found
 from ftengine.models.gpu.experts import GpuExperts
 from ftengine.models.gpu.graphs import DecodeSteps, Progress
 from ftengine.models.gpu.inputs import spare_chunk
-from ftengine.models.gpu.prefill import prefill_step
+from ftengine.models.gpu.prefill import lengths_of_all_kinds, prefill_step
 from ftengine.models.gpu.setup import GpuSetup
 from ftengine.models.gpu.weights import DeviceWeights
 
@@ -86,22 +86,22 @@ class GpuDecoder:
         self.steps = DecodeSteps(self.weights, self._experts, setup.decode_tokens, setup.context, setup.page_size)
 
     @torch.no_grad()
-    def warm_up(self, cache: CacheTensors, progress: Progress, prompts: Sequence[int] = ()) -> None:
+    def warm_up(self, cache: CacheTensors, progress: Progress, chunk: int = 0) -> None:
         """Compiles and tunes what steps over this cache launch, and captures graphs of decode steps.
 
-        cache: from `allocate_cache` for this device. prompts: lengths whose kernels are compiled besides those of
-        short ones. Under the interpreter there is nothing to do.
+        cache: from `allocate_cache` for this device. chunk: the most tokens of a step; what longer steps launch is
+        compiled by the first of them. Under the interpreter there is nothing to do.
         """
         assert self.steps is not None, "the model is not prepared"
         if self.device.type == "cuda":
-            # Both kinds of numbers that Triton compiles for: divisible by 16 and not.
-            page = min(DECODE_TOKENS, cache.page_size)
-            short = [tokens for tokens in (page, page - 1) if tokens]
-            self._compile(cache, [*sorted(prompts, reverse=True), *short], progress)
+            # The longest first: what it takes is divided among the others.
+            lengths = sorted(lengths_of_all_kinds(self.weights, cache.page_size, chunk), reverse=True)
+            self._compile(cache, lengths, progress)
             self.experts.wake()
             self.steps.capture(cache, lambda stage, done: progress(stage, COMPILED + (1 - COMPILED) * done))
             with tuning():
-                for tokens in short:
+                # One and two tokens were timed with the decode steps.
+                for tokens in (length for length in lengths if 2 < length <= DECODE_TOKENS):
                     prefill_step(self.weights, cache, spare_chunk(cache, tokens), self.experts)
             torch.cuda.synchronize()
             self.experts.check()
@@ -155,7 +155,6 @@ class GpuDecoder:
         def launch() -> None:
             with listing():
                 steps.rehearse(samples, cache)
-                # The longest first: what it takes is divided among the others.
                 # Where the host copies what kernels wrote that it shall copy, there is nothing to rehearse.
                 for tokens in prompts if pool is None or pool.tensors.readable else ():
                     prefill_step(samples, cache, spare_chunk(cache, tokens), self.experts)

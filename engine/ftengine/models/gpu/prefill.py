@@ -15,6 +15,7 @@ from ftengine.formats.matrix import QuantMatrix
 from ftengine.kernels.triton.attention_prefill import attention_prefill
 from ftengine.kernels.triton.buffers import DECODE_TOKENS
 from ftengine.kernels.triton.delta_prefill import delta_prefill
+from ftengine.kernels.triton.grouped import longest_of_each_kind
 from ftengine.kernels.triton.heads import prepare_heads
 from ftengine.kernels.triton.linear import embed, linear, linear_large
 from ftengine.kernels.triton.norms import rms_norm, swiglu_act
@@ -57,6 +58,18 @@ def prefill_step(weights: DeviceWeights, cache: CacheTensors, batch: Batch, expe
             _feed_forward(layer.feed_forward.swiglu, hidden, residual)
     wanted = _normalized(weights.norm, residual[inputs.logits_rows.long()], weights.dtype)
     return product(weights.head, wanted)
+
+
+def lengths_of_all_kinds(weights: DeviceWeights, page_size: int, longest: int) -> set[int]:
+    """Numbers of tokens whose steps launch every kernel, in every form, that a step of up to `longest` tokens does.
+
+    Up to a page's they go another way; Triton compiles apart for 1 and for what 16 divides; experts' tiles have sizes.
+    """
+    page = min(DECODE_TOKENS, page_size)
+    found = {1, 2, page - 1, page, longest}
+    for moe in weights.moes:
+        found.update(longest_of_each_kind(moe.top_k, weights.hidden, weights.dtype, longest))
+    return {length for length in found if 0 < length <= max(longest, page)}
 
 
 def product(matrix: DeviceLinear, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,45 @@
+"""`ft show --fit --flags` refuses what `ft serve` refuses: a fit of flags that cannot be served would be no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftlaunch.cli import main
+from tests.models import tiny
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        ("--device cuda", "no GPU here: "),
+        ("--moe-backend hybrid", "--moe-backend hybrid needs a GPU"),
+        (
+            "--device cpu --moe-cache-rate 0.5",
+            "--moe-cache-rate needs a GPU, and no GPU is used here: --device cpu was given",
+        ),
+    ],
+)
+def test_flags_that_need_a_gpu_where_there_is_none(
+    flags: str,
+    refusal: str,
+    tmp_path: Path,
+    ft_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    model = str(tiny.write("qwen3", tmp_path / "a model"))
+    assert main(["show", model, "--fit", "--flags", flags]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"ft serve would refuse: {refusal}" in said.err
+    assert f"Try:   ft show '{model}' --fit, without" in said.err
+
+
+def test_a_word_that_is_no_flag(tmp_path: Path, ft_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ft serve` would take it for a model."""
+    model = str(tiny.write("qwen3", tmp_path / "model"))
+    assert main(["show", model, "--fit", "--flags", "--context 512 other"]) == 2
+    assert "'other' is no flag of ft serve" in capsys.readouterr().err
