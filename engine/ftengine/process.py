@@ -94,6 +94,8 @@ def describe(error: Exception) -> Fatal:
         return Fatal(str(error), error.next_step)
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return Fatal(f"the engine ran out of memory while starting: {error}", "ft serve --context 8192")
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        return Fatal(f"the engine could not start: the Python package {error.name} is missing", "ft doctor")
     return Fatal(f"the engine could not start: {type(error).__name__}: {error}", "FT_DEBUG=1 ft serve")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -23,7 +24,9 @@ LABEL, INDENT, HANG, WIDEST = 15, 24, 7, 100  # columns
 
 def show(output: Output, found: Sequence[Finding]) -> None:
     if sys.stdout.isatty():
-        click.echo("\n".join(drawn(found, min(WIDEST, shutil.get_terminal_size().columns))))
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        text = "\n".join(drawn(found, min(WIDEST, shutil.get_terminal_size().columns)))
+        click.echo(text, color=False if plain else None)
     else:
         output.table(COLUMNS, [_row(finding) for finding in found], None, "")
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftlaunch.cli.output import Output
 
 if TYPE_CHECKING:
+    from ftlaunch.machine.probe import Asked
     from ftlaunch.machine.served import Entry
     from ftlaunch.machine.verdict import Finding
 
 NEEDED = ("cpu", "limits", "gpu", "model")  # probes
 STATS_SECONDS = 1.0
+ATTEMPTS = 2  # to reach a Hub that can be done without
 DRIVER_SECONDS = 6.0  # one that takes longer hangs, as `ft doctor` says then
 TERMS = ("TERM", "FORMULA", "BYTES", "BANDWIDTH", "MS")
 
@@ -27,15 +30,14 @@ def show_fit(output: Output, name: str, explain: bool = False, flags: str = "") 
     Raises FtError for a name that is nobody's model, and UsageError for flags that are none.
     """
     from ftlaunch.cli import findings
-    from ftlaunch.machine.probe import Asked
     from ftlaunch.machine.run import examine
     from ftlaunch.machine.verdict import EXIT, worst
 
     began = time.monotonic()
     _remember()
-    with _headers(output, name) as (path, to_fetch):
-        config = _config(path, name, flags) if flags else None
-        found = examine(Asked(model=str(path), to_fetch=to_fetch, config=config), only=NEEDED)
+    with _model(output, name) as asked:
+        config = _config(Path(asked.model or name), name, flags) if flags else None
+        found = examine(replace(asked, config=config), only=NEEDED)
     told = [finding for finding in found if finding.group == "model"]
     if output.as_json:
         output.result("", findings.report(told, False, time.monotonic() - began))
@@ -87,12 +89,12 @@ class BeforePull:
 
     def keep(self, path: Path) -> None:
         """path: where the model is now."""
-        from msgspec.structs import replace
+        import msgspec
 
         from ftlaunch.machine.served import keep
 
         if self._entry is not None:
-            keep(replace(self._entry, model=str(path.absolute())))
+            keep(msgspec.structs.replace(self._entry, model=str(path.absolute())))
 
 
 def _told(found: dict[str, Finding]) -> Iterator[str]:
@@ -134,10 +136,18 @@ def _remember() -> None:
 
 
 @contextmanager
-def _headers(output: Output, name: str) -> Iterator[tuple[Path, int | None]]:
-    """Where they lie, and how many bytes a pull would fetch: None for a model that is here."""
+def _model(output: Output, name: str) -> Iterator[Asked]:
+    """By its headers, here or from the Hub; by bundled facts where the Hub does not answer and there are such.
+
+    Raises FtError.
+    """
     from ftengine.errors import FtError
+    from ftlaunch.machine.bundled import FACTS
+    from ftlaunch.machine.probe import Asked
     from ftlaunch.store.find import find
+    from ftlaunch.store.hub.errors import HubError
+    from ftlaunch.store.hub.limits import from_environment
+    from ftlaunch.store.hub.skeleton import skeleton
     from ftlaunch.store.names import hub_name
 
     meant = hub_name(name)
@@ -147,10 +157,20 @@ def _headers(output: Output, name: str) -> Iterator[tuple[Path, int | None]]:
         if meant is None:  # nor does any Hub have it
             raise
     else:
-        yield path, None
+        yield Asked(model=str(path))
         return
-    from ftlaunch.store.hub.skeleton import skeleton
-
     output.say(f"{meant.shown} is not on this machine; its headers are fetched")
-    with skeleton(meant, output.say) as found:
-        yield found.path, found.bytes
+    limits = from_environment()
+    if name in FACTS:  # somebody waits, and there is an answer without the Hub
+        limits = replace(limits, attempts=ATTEMPTS)
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(skeleton(meant, output.say, limits))
+        except HubError as error:
+            if name not in FACTS:
+                raise
+            output.say(f"{error}; what ft knows of {name} by itself is told instead")
+            asked = Asked(model=name, bundled=True)
+        else:
+            asked = Asked(model=str(found.path), to_fetch=found.bytes)
+        yield asked

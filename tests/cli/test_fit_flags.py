@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,19 @@ def test_a_word_that_is_no_flag(tmp_path: Path, ft_home: Path, capsys: pytest.Ca
     model = str(tiny.write("qwen3", tmp_path / "model"))
     assert main(["show", model, "--fit", "--flags", "--context 512 other"]) == 2
     assert "'other' is no flag of ft serve" in capsys.readouterr().err
+
+
+def test_a_hub_that_is_not_there(
+    ft_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ft knows of the catalogue's models by itself is an answer, too; of others there is none."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert main(["show", "qwen3-30b-a3b", "--fit", "--json"]) in (0, 2, 3, 4)
+    said = capsys.readouterr()
+    assert "what ft knows of qwen3-30b-a3b by itself is told instead" in said.err
+    found = {each["id"]: each["data"] for each in json.loads(said.out)["findings"]}
+    assert 55 < found["model.memory"]["needed"] / (1 << 30) < 60
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["show", "someone/else", "--fit"]) == 1
+    assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err

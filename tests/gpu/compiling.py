@@ -11,25 +11,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from ftengine.kernels.triton.precompile import precompile
-
-
-class Hopper:
-    """As much of a driver as compiling takes. Neither launching nor timing is there."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+from tests.gpu.hopper import Hopper
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -25,6 +24,7 @@ from ftengine.kernels.triton.precompile import specialization
 from ftengine.models.gpu.inputs import spare_chunk
 from ftengine.models.gpu.prefill import lengths_of_all_kinds, prefill_step
 from tests.gpu import models
+from tests.gpu.hopper import Hopper
 from tests.models import tiny
 
 PAGE, PAGES, CHUNK, CONTEXT = 16, 80, 1200, 600
@@ -36,17 +36,6 @@ KINDS = {
     "qwen3.5": {"num_experts": 16, "num_experts_per_tok": 8, "hidden_size": 256},
     "mixtral": {"num_local_experts": 16, "num_experts_per_tok": 2, "hidden_size": 256},
 }
-
-
-class Hopper:
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def note_launches() -> set[tuple[str, str]]:

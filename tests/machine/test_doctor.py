@@ -82,9 +82,9 @@ def test_a_pipe_gets_rows_without_control_codes(ft_home: Path) -> None:
     assert not [character for character in out if ord(character) < 32 and character not in "\n\t"]
 
 
-def test_a_terminal_of_80_columns(ft_home: Path) -> None:
+def on_a_terminal(**environment: str) -> str:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    environment = {**os.environ, "COLUMNS": "80", **environment}
     process = subprocess.Popen([*COMMAND, "--quick"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     received = b""
@@ -95,12 +95,23 @@ def test_a_terminal_of_80_columns(ft_home: Path) -> None:
         pass
     os.close(ours)
     process.wait()
-    lines = SGR.sub("", received.decode()).splitlines()
+    return received.decode()
+
+
+def test_a_terminal_of_80_columns(ft_home: Path) -> None:
+    received = on_a_terminal(TERM="xterm", NO_COLOR="")
+    assert SGR.search(received), "verdicts have colours"
+    lines = SGR.sub("", received).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line in GROUPS.values()] == [
         title for group, title in GROUPS.items() if group != "model"
     ]
-    assert "\t" not in received.decode()
+    assert "\t" not in received
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}])
+def test_a_terminal_without_colours(environment: dict[str, str], ft_home: Path) -> None:
+    assert not SGR.search(on_a_terminal(**environment))
 
 
 def test_all_findings_are_documented() -> None:

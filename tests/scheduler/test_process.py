@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftengine import wire
+from ftengine import process, wire
 from ftengine.core import FinishReason
 from tests.scheduler.spawn import EngineProcess, tokens
 from tests.scheduler.test_engine import prompt
@@ -189,3 +189,9 @@ def test_a_log_line_says_what_the_work_is(tmp_path: Path) -> None:
     speeds = [float(text) for text in re.findall(r"decode ([0-9.]+) tok/s", log)]
     assert 0 < max(speeds) <= 50  # 20 ms a token
     assert "running 1, waiting 0, KV pages" in log
+
+
+def test_a_package_that_is_missing() -> None:
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+    expected = wire.Fatal("the engine could not start: the Python package torch is missing", "ft doctor")
+    assert process.describe(missing) == expected

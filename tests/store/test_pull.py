@@ -151,6 +151,15 @@ def test_pip_that_cannot_reach_an_index(ft_home: Path, tiny_pinned: Tiny, monkey
     assert installed() == []
 
 
+def test_what_pip_says() -> None:
+    """Lines as pip 24 prints them."""
+    missing = "ERROR: Could not find a version\nERROR: No matching distribution found for it\n\n[notice] a new pip\n"
+    full = "ERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device\n"
+    assert wheel.reason_of(missing) == "No matching distribution found for it"
+    assert wheel.reason_of(full) == "OSError: [Errno 28] No space left on device"
+    assert wheel.reason_of("") == "no message"
+
+
 def test_pip_fetches_with_the_users_settings(ft_home: Path, tiny_pinned: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real pip takes the wheel from the folder that PIP_FIND_LINKS names; what it fetched is not kept."""
     monkeypatch.delenv("FT_DEMO_WHEEL")

