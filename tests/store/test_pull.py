@@ -20,6 +20,7 @@ from tests.store import tiny
 from tests.store.conftest import Tiny
 
 KILLS = 6
+BUILDING = 0.1  # seconds
 
 
 def start_ft(home: Path, tiny_llama: Tiny, *arguments: str) -> subprocess.Popen[str]:
@@ -41,7 +42,8 @@ def run_ft(home: Path, tiny_llama: Tiny, *arguments: str) -> tuple[int, str, flo
 
 
 def test_killed_anywhere_the_next_pull_completes(tmp_path: Path, tiny_llama: Tiny) -> None:
-    """kill -9 at random moments. After each: no model or a whole one; in the end the bytes of an undisturbed pull."""
+    """kill -9 at random moments, every other one after the building has begun, however long what comes before takes.
+    After each: no model or a whole one; in the end the bytes of an undisturbed pull."""
     undisturbed = tmp_path / "undisturbed"
     status, output, duration = run_ft(undisturbed, tiny_llama, "pull", "demo")
     assert status == 0, output
@@ -51,7 +53,12 @@ def test_killed_anywhere_the_next_pull_completes(tmp_path: Path, tiny_llama: Tin
     for attempt in range(KILLS):
         home = tmp_path / f"killed-{attempt}"
         process = start_ft(home, tiny_llama, "pull", "demo")
-        time.sleep(duration * (0.3 + 0.7 * chance.random()))
+        if attempt % 2:
+            while not (home / "models" / ".partial-demo").exists() and process.poll() is None:
+                time.sleep(0.002)
+            time.sleep(BUILDING * chance.random())
+        else:
+            time.sleep(duration * (0.3 + 0.7 * chance.random()))
         process.kill()
         process.communicate()
         model = home / "models" / "demo"
