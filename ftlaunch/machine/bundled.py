@@ -11,29 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftengine.bench.shapes import QWEN36
 from ftengine.formats.format import BF16, FP8_BLOCK, NVFP4, ExpertLayout, Format
 from ftengine.memory.estimate import WeightSizes
 from ftengine.memory.plan import resolve_dtype
 from ftlaunch.machine.fit import Model, demand_of, expert_products
 
-QWEN3_6: dict[str, Any] = {
-    "hidden_size": 2048,
-    "vocab_size": 248320,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-}
 QWEN3: dict[str, Any] = {
     "hidden_size": 2048,
     "vocab_size": 151936,
@@ -73,9 +56,9 @@ class Facts:
 
 FACTS = {
     "demo": Facts("MixtralForCausalLM", DEMO, 26_611_200, max_context=8192, tied=True),
-    "qwen3.6-35b-a3b": Facts("Qwen3_5MoeForConditionalGeneration", QWEN3_6, 1_430_077_440),
-    "qwen3.6-35b-a3b-fp8": Facts("Qwen3_5MoeForConditionalGeneration", QWEN3_6, 1_430_077_440, FP8_BLOCK, FP8_BLOCK),
-    "qwen3.6-35b-a3b-nvfp4": Facts("Qwen3_5MoeForConditionalGeneration", QWEN3_6, 1_430_077_440, NVFP4),
+    "qwen3.6-35b-a3b": Facts("Qwen3_5MoeForConditionalGeneration", QWEN36, 1_430_077_440),
+    "qwen3.6-35b-a3b-fp8": Facts("Qwen3_5MoeForConditionalGeneration", QWEN36, 1_430_077_440, FP8_BLOCK, FP8_BLOCK),
+    "qwen3.6-35b-a3b-nvfp4": Facts("Qwen3_5MoeForConditionalGeneration", QWEN36, 1_430_077_440, NVFP4),
     "qwen3-30b-a3b": Facts("Qwen3MoeForCausalLM", QWEN3, 918_552_576, max_context=40960),
     "qwen3-coder-30b-a3b": Facts("Qwen3MoeForCausalLM", QWEN3, 918_552_576),
 }

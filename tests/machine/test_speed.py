@@ -194,7 +194,8 @@ def test_a_span_is_cut_about_its_middle() -> None:
 
 def test_bundled_facts_are_the_models() -> None:
     """Of Qwen3.6's shape: against sizes from all of its tensors' shapes; read like any model's headers."""
-    from ftengine.bench.synthetic import QWEN36, SyntheticSource
+    from ftengine.bench.shapes import QWEN36
+    from ftengine.bench.synthetic import SyntheticSource
     from ftengine.formats.format import BF16, NVFP4
     from ftengine.memory import estimate
 
@@ -327,7 +328,8 @@ def test_what_is_served_on_this_cpu(which: str, demo_model: Path) -> None:
     """
     import torch
 
-    from ftengine.bench.synthetic import QWEN36, SyntheticSource, synthetic_model
+    from ftengine.bench.shapes import QWEN36
+    from ftengine.bench.synthetic import SyntheticSource, synthetic_model
     from ftengine.bench.whole_model import measure
     from ftengine.formats.format import NVFP4
     from ftengine.memory import estimate

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ftengine.bench.synthetic import QWEN36, SyntheticSource
+from ftengine.bench.shapes import QWEN36
+from ftengine.bench.synthetic import SyntheticSource
 from ftengine.config import EngineConfig
 from ftengine.errors import ConfigError
 from ftengine.formats.format import BF16, NVFP4, Format

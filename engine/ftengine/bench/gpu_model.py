@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ftengine.bench.synthetic import QWEN36, synthetic_model
+from ftengine.bench.shapes import QWEN36
+from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.tensors import allocate_cache
 from ftengine.core import CacheTensors, Request, SamplingParams, Sequence
 from ftengine.experts.pinned import Refused, pin

@@ -25,7 +25,8 @@ from pathlib import Path
 import torch
 
 from ftengine.bench.gpu_model import CONTEXT, PAGE_SIZE, Run
-from ftengine.bench.synthetic import QWEN36, synthetic_model
+from ftengine.bench.shapes import QWEN36
+from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.tensors import allocate_cache
 from ftengine.errors import FtError
 from ftengine.experts.online import OnlineSplit

@@ -23,7 +23,7 @@ from ftengine.experts.lane import Lane
 from ftengine.experts.layer_times import LayerRecord, LayerTimes
 from ftengine.experts.learner import CostLearner
 from ftengine.experts.slots import SlotPool
-from ftengine.experts.split import TABLES, LaneCosts, fastest, split_table
+from ftengine.experts.split import TABLES, LaneCosts, fastest, table_by_costs
 from ftengine.kernels.triton.buffers import DECODE_TOKENS
 from ftengine.kernels.triton.split import TRIED
 
@@ -176,9 +176,8 @@ class OnlineSplit:
 
 
 def by_costs(costs: LaneCosts, top_k: int) -> Table:
-    """int16 [TABLES, DECODE_TOKENS, M]: the fastest split."""
-    found = fastest(costs.layers(DECODE_TOKENS * top_k)).tolist()
-    table = split_table(DECODE_TOKENS, top_k, lambda rows, misses: int(found[misses]))
+    """int16 [TABLES, DECODE_TOKENS, M]: the fastest split, and its trials."""
+    table = table_by_costs(costs, DECODE_TOKENS, top_k)
     add_trials(table)
     return table
 

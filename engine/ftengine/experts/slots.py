@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ftengine.experts.counts import CacheStats, cache_stats
 from ftengine.experts.pool import ExpertBank
-from ftengine.experts.split import TABLES, LaneCosts, fastest, forced_share, split_table
+from ftengine.experts.split import TABLES, LaneCosts, forced_share, split_table, table_by_costs
 from ftengine.experts.trace import Array
 from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, SlotTensors, TraceRing
@@ -85,8 +85,7 @@ class SlotPool:
         """What the split of missing experts reckons with, from the next step on."""
         self.costs = costs
         if self.cpu_share is None:
-            found = fastest(costs.layers(DECODE_TOKENS * self.top_k)).tolist()
-            self.set_split(split_table(DECODE_TOKENS, self.top_k, lambda rows, misses: found[misses]))
+            self.set_split(table_by_costs(costs, DECODE_TOKENS, self.top_k))
 
     def set_cpu_share(self, share: float | None) -> None:
         """A fixed share of each layer's missing experts for the CPU, 0..1; None: by the lanes' costs."""
