@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,17 @@ pytest.importorskip("triton", reason="there is no Triton for this system")
 
 from ftengine.bench import gpu_check
 from ftengine.bench.torch_reference import Reference
+from ftengine.config import Resolved
+from ftengine.core import CacheTensors
+from ftengine.errors import FtError
+from ftengine.experts.pinned import Pinned
+from ftengine.experts.pool import ExpertBank
 from ftengine.models.gpu import experts as gpu_experts
+from ftengine.models.gpu.decoder import GpuDecoder
+from ftengine.scheduler.lanes import PinnedBanks
 from ftengine.weights.checkpoint import Checkpoint
 from ftengine.weights.open import open_source
+from tests.experts.test_pinned import Runtime
 from tests.gpu import models
 from tests.models import driver, tiny
 
@@ -53,6 +64,54 @@ def test_a_sound_model_passes(kind: str, device: str, tmp_path: Path, capsys: py
     assert "ok: 2 layers, hybrid" in said
     assert max(float(number) for number in re.findall(r"([\d.]+)% off", said)) < 0.01
     assert said.count("the same likeliest token") == 2
+
+
+@pytest.mark.usefixtures("ft_home")
+@pytest.mark.parametrize("fails", [False, True])
+def test_pins_are_given_back_while_the_experts_are_there_still(
+    fails: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's book of registered memory, looked at when the experts' memory goes: nothing of it may be in there."""
+    runtime, registered_at = Runtime(), []
+
+    def pin(banks: dict[int, ExpertBank], device: torch.device) -> PinnedBanks:
+        for bank in banks.values():
+            runtime.registered[bank.blocks.data_ptr()] = bank.blocks.nbytes
+            pins.append(Pinned(((bank.blocks.data_ptr(), bank.blocks.nbytes),), runtime.cudaHostUnregister))
+            weakref.finalize(bank, lambda: registered_at.append(("experts gone", len(runtime.registered))))
+        return PinnedBanks(Resolved(True, "for this test"), pins)
+
+    class Run:
+        def __init__(self, model: GpuDecoder, cache: CacheTensors) -> None:
+            registered_at.append(("at work", len(runtime.registered)))
+            self.tokens = []
+
+        def logits(self) -> None:
+            if fails:
+                raise FtError("the lane fails", "ft doctor")
+
+        recorded = logits
+
+    close = GpuDecoder.close
+
+    def closed(model: GpuDecoder) -> None:
+        registered_at.append(("closed", len(runtime.registered)))
+        close(model)
+
+    pins: list[Pinned] = []
+    monkeypatch.setattr(gpu_check, "pin_banks", pin)
+    monkeypatch.setattr(gpu_check, "Run", Run)
+    monkeypatch.setattr(GpuDecoder, "close", closed)
+    checkpoint = Checkpoint.open(models.write("mixtral", tmp_path / "model"))
+    options = gpu_check._options(arguments(checkpoint.path, device))
+    with pytest.raises(FtError) if fails else nullcontext():
+        gpu_check._computed(checkpoint, options)
+    gc.collect()
+    layers = len(pins)
+    assert layers == 2
+    # `prepare` closes what was prepared before, while all is pinned.
+    at_work = [("closed", layers), ("at work", layers), ("closed", layers)]
+    assert registered_at == [*at_work, *[("experts gone", 0)] * layers]
 
 
 @pytest.mark.slow

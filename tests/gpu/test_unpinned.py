@@ -88,7 +88,7 @@ def test_the_server_starts_says_so_and_answers_as_on_the_cpu(
 
 def test_the_switch_that_stands_for_a_refusal(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setenv("FT_PIN", "0")
-    pinned = lanes.pin_banks({}, torch.device(device))
+    pinned = lanes.pin_banks({}, torch.device(device)).outcome
     assert (pinned.value, pinned.reason) == (False, "FT_PIN=0 is set")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -185,36 +186,39 @@ def main(arguments: list[str] | None = None) -> int:
 def _computed(
     checkpoint: Checkpoint, options: argparse.Namespace
 ) -> tuple[list[int], tuple[torch.Tensor, torch.Tensor], Found]:
-    model, cache = _prepared(checkpoint, options)
-    try:
-        run = Run(model, cache)
+    model = _loaded(checkpoint, options)
+    # Closed in this order, and before the memory is the reference's.
+    with pin_banks(model.banks, model.device) as pinned, closing(model):
+        run = Run(model, _prepared(model, options, readable=pinned.outcome.value))
         return run.tokens, run.logits(), run.recorded()
-    finally:
-        model.close()
 
 
-def _prepared(checkpoint: Checkpoint, options: argparse.Namespace) -> tuple[GpuDecoder, CacheTensors]:
+def _loaded(checkpoint: Checkpoint, options: argparse.Namespace) -> GpuDecoder:
     use_kernel_cache()
     use_cache(cache_folder())
     loaded = load(checkpoint, ModelOptions(options.dtype, device=options.device))
     if not isinstance(loaded, GpuDecoder) or len(loaded.weights.moes) != len(loaded.weights.layers):
         raise SystemExit(f"{checkpoint.architecture} has layers without experts: they are not compared here")
-    total = sum(bank.experts for bank in loaded.banks.values())
-    loaded.prepare(
+    return loaded
+
+
+def _prepared(model: GpuDecoder, options: argparse.Namespace, *, readable: bool) -> CacheTensors:
+    total = sum(bank.experts for bank in model.banks.values())
+    model.prepare(
         GpuSetup(
             options.strategy,
             max_running=1,
             context=CONTEXT,
             page_size=PAGE_SIZE,
             slots=0 if options.strategy == "cpu" else total * options.slots_percent // 100,
-            staging=min(128, 2 * loaded.banks[0].experts),
+            staging=min(128, 2 * model.banks[0].experts),
             threads=options.threads or lane_threads(EngineConfig(str(options.model))).value,
-            readable=pin_banks(loaded.banks, loaded.device).value,
+            readable=readable,
         )
     )
-    cache = allocate_cache(loaded.cache_layout, CONTEXT // PAGE_SIZE, PAGE_SIZE, 1, options.device)
-    loaded.warm_up(cache, lambda stage, done: None)
-    return loaded, cache
+    cache = allocate_cache(model.cache_layout, CONTEXT // PAGE_SIZE, PAGE_SIZE, 1, options.device)
+    model.warm_up(cache, lambda stage, done: None)
+    return cache
 
 
 def _worst(what: str, errors: dict[str, float], limit: float) -> bool:

@@ -72,12 +72,11 @@ class Reference:
     def matrix(self, name: str) -> torch.Tensor:
         found = self.source.matrix(name)
         if isinstance(found, PackedMatrix):
-            # Cloned: a copy must not reach from memory that is pinned into memory that is not.
-            found = unpack(replace(found, data=found.data.clone().to(self.device)))
+            found = unpack(replace(found, data=copied(found.data, self.device)))
         return numbers(found, self.device)
 
     def plain(self, name: str) -> torch.Tensor:
-        return self.source.plain(name, torch.float32).to(self.device)
+        return copied(self.source.plain(name, torch.float32), self.device)
 
     def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         weight = self.plain(f"{name}.weight")
@@ -222,7 +221,7 @@ class Experts:
             return gate, up, down
         assert self._blocks is not None
         device = self._model.device
-        matrices = unpack_expert(self._layout, self._blocks[expert].to(device))[:3]
+        matrices = unpack_expert(self._layout, copied(self._blocks[expert], device))[:3]
         gate, up, down = (numbers(matrix, device, threads=1) for matrix in matrices)
         return gate, up, down
 
@@ -238,11 +237,20 @@ def numbers(matrix: QuantMatrix, device: torch.device, threads: int = 0) -> torc
     if device.type == "cpu":
         return dequantize(matrix, threads=threads)
     codes, scales, row_scales = (
-        None if part is None else part.to(device) for part in (matrix.codes, matrix.scales, matrix.row_scales)
+        None if part is None else copied(part, device) for part in (matrix.codes, matrix.scales, matrix.row_scales)
     )
     assert codes is not None
     moved = QuantMatrix(matrix.format, matrix.rows, matrix.columns, codes, scales, row_scales)
     return dequantized_rows(moved, 0, matrix.rows)
+
+
+def copied(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On the device; a tensor that lies there stays.
+
+    To a GPU from memory of its own: CUDA refuses a copy that reaches from pinned memory into other memory, and nobody
+    here knows what a source's tensors are views of.
+    """
+    return host if host.device.type == device.type else host.contiguous().clone().to(device)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -30,14 +33,43 @@ log = logging.getLogger(__name__)
 THREADS = 4  # registering is mostly the kernel's walk over pages, which threads share
 
 
+class PinnedBanks:
+    """outcome: whether all banks are pinned, or why none is.
+
+    Until `close`, which comes after the last step that reads them and before their memory is given back: CUDA goes on
+    taking the addresses for pinned, and refuses to copy from what comes to lie there next.
+    """
+
+    def __init__(self, outcome: Resolved[bool], pins: Sequence[Pinned] = ()) -> None:
+        self.outcome = outcome
+        self._pins = list(pins)
+
+    def close(self) -> None:
+        """Waits for the GPU. May be called again."""
+        while self._pins:
+            self._pins.pop().close()
+
+    def __enter__(self) -> PinnedBanks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 @dataclass(frozen=True)
 class LaneChoice:
     """costs: of both lanes while they work side by side, None where they were not measured."""
 
     strategy: Resolved[Strategy]
     threads: Resolved[int]  # of the CPU's lane
-    pinned: Resolved[bool]
+    banks: PinnedBanks
     costs: LaneCosts | None = None
+
+    @property
+    def pinned(self) -> Resolved[bool]:
+        return self.banks.outcome
 
 
 def choose_lanes(
@@ -49,17 +81,35 @@ def choose_lanes(
     device: torch.device,
     folder: Path,
 ) -> LaneChoice:
-    """banks: by MoE layer, in host memory; they stay pinned for the process's life. folder: of profile.json.
+    """banks: by MoE layer, in host memory; pinned until the choice's `banks` are closed. folder: of profile.json.
 
     Raises FtError: what is asked for needs pinned memory that is refused, or the GPU reads something else there than
-    the host wrote.
+    the host wrote. Then nothing stays pinned.
     """
     threads = lane_threads(config)
     if not banks:
-        return LaneChoice(Resolved("resident", "the model has no routed experts"), threads, Resolved(True, "nothing"))
-    pinned = pin_banks(banks, device)
+        nothing = PinnedBanks(Resolved(True, "nothing"))
+        return LaneChoice(Resolved("resident", "the model has no routed experts"), threads, nothing)
+    with ExitStack() as undo:
+        held = undo.enter_context(pin_banks(banks, device))
+        ordered, readable = [banks[layer] for layer in sorted(banks)], held.outcome.value
+        measured = partial(lane_profile, folder, ordered, threads.value, dtype, device, readable=readable)
+        strategy, costs = _choose(config, ordered, top_k, plan, held.outcome, measured)
+        undo.pop_all()
+    return LaneChoice(strategy, threads, held, costs)
+
+
+def _choose(
+    config: EngineConfig,
+    banks: Sequence[ExpertBank],
+    top_k: int,
+    plan: DevicePlan,
+    pinned: Resolved[bool],
+    measured: Callable[[], tuple[LaneProfile, str]],
+) -> tuple[Resolved[Strategy], LaneCosts | None]:
+    """Raises ConfigError, RuntimeError where a lane fails."""
     if plan.resident:
-        return LaneChoice(Resolved("resident", "all experts fit into the GPU's memory"), threads, pinned)
+        return Resolved("resident", "all experts fit into the GPU's memory"), None
     if not pinned.value and config.moe_backend == "offload":
         raise ConfigError(f"--moe-backend offload needs pinned memory: {pinned.reason}", "ft serve --moe-backend auto")
     if not pinned.value:
@@ -68,14 +118,13 @@ def choose_lanes(
             "slot, and prompts take longer",
             pinned.reason,
         )
-    ordered = [banks[layer] for layer in sorted(banks)]
-    profile, origin = lane_profile(folder, ordered, threads.value, dtype, device, readable=pinned.value)
-    experts = max(bank.experts for bank in ordered)
-    choice = choose(config.moe_backend, len(ordered), experts, top_k, plan.slots.value, lanes_of(profile))
+    profile, origin = measured()
+    experts = max(bank.experts for bank in banks)
+    choice = choose(config.moe_backend, len(banks), experts, top_k, plan.slots.value, lanes_of(profile))
     strategy, reason = choice.strategy, f"{choice.reason}; lanes {origin}"
     if not pinned.value and config.moe_backend == "auto":
         strategy, reason = "hybrid", "experts are not pinned: the CPU computes all that have no slot"
-    return LaneChoice(Resolved(strategy, reason), threads, pinned, profile.costs)
+    return Resolved(strategy, reason), profile.costs
 
 
 def lanes_of(profile: LaneProfile) -> Lanes | None:
@@ -86,23 +135,24 @@ def lanes_of(profile: LaneProfile) -> Lanes | None:
     return Lanes(LaneCosts(link.a_us, link.b_us, cpu.a_us, cpu.b_us), together, profile.handshake_us)
 
 
-def pin_banks(banks: Mapping[int, ExpertBank], device: torch.device) -> Resolved[bool]:
-    """Whether all are pinned, or why not: then none is. Raises FtError where the GPU does not read what they hold."""
+def pin_banks(banks: Mapping[int, ExpertBank], device: torch.device) -> PinnedBanks:
+    """All of them or none. Raises FtError where the GPU does not read what they hold; then none is."""
     if os.environ.get("FT_PIN") == "0":
-        return Resolved(False, "FT_PIN=0 is set")
+        return PinnedBanks(Resolved(False, "FT_PIN=0 is set"))
     if device.type != "cuda":
-        return Resolved(True, "the interpreter reads all memory")
+        return PinnedBanks(Resolved(True, "the interpreter reads all memory"))
     start, limits = time.perf_counter(), pin_limits()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="pin") as threads:
         outcomes = list(threads.map(lambda bank: pin(bank.blocks, limits), banks.values()))
-    refused = next((outcome for outcome in outcomes if isinstance(outcome, Refused)), None)
-    if refused is not None:
-        for outcome in outcomes:
-            if isinstance(outcome, Pinned):
-                outcome.close()
-        return Resolved(False, refused.reason)
-    for layer, bank in banks.items():
-        if wrong := verify_readable(bank, device):
-            raise FtError(f"{wrong}, in MoE layer {layer}", ON_CPU)
-    total = sum(bank.blocks.nbytes for bank in banks.values())
-    return Resolved(True, f"{gigabytes(total)} of experts are pinned, in {time.perf_counter() - start:.1f} s")
+    pins = [outcome for outcome in outcomes if isinstance(outcome, Pinned)]
+    size, seconds = sum(each.nbytes for each in pins), time.perf_counter() - start
+    made = PinnedBanks(Resolved(True, f"{gigabytes(size)} of experts are pinned, in {seconds:.1f} s"), pins)
+    with ExitStack() as undo:
+        undo.enter_context(made)
+        if (refused := next((outcome for outcome in outcomes if isinstance(outcome, Refused)), None)) is not None:
+            return PinnedBanks(Resolved(False, refused.reason))
+        for layer, bank in banks.items():
+            if wrong := verify_readable(bank, device):
+                raise FtError(f"{wrong}, in MoE layer {layer}", ON_CPU)
+        undo.pop_all()
+    return made
