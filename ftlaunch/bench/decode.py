@@ -97,5 +97,8 @@ def _hits(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
     """The share of experts that were in slots, where the server has slots and looks them up."""
     if not before or not after:
         return {}
-    hits, misses = (after["total"][name] - before["total"][name] for name in ("hits", "misses"))
-    return {"hit_rate": hits / (hits + misses)} if hits + misses > 0 else {}
+    # "foretold" are hits that were copied for this very step; a server of an older version has none.
+    hits, misses, foretold = (
+        after["total"].get(name, 0) - before["total"].get(name, 0) for name in ("hits", "misses", "foretold")
+    )
+    return {"hit_rate": (hits - foretold) / (hits + misses)} if hits + misses > 0 else {}

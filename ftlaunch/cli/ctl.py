@@ -162,10 +162,14 @@ def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterat
     total = experts["total"]
     looked_up = total["hits"] + total["misses"]
     yield _field("lookups", f"{looked_up:,} in {experts['decode_steps']:,} decode steps, {total['hit_rate']:.1%} hits")
+    if most := experts.get("prefetch"):
+        yield _field("prefetch", f"{_prefetched(total, looked_up)}; at most {most} a layer")
+    took = f"{experts['link_ms'] / 1e3:,.1f} s"
     yield _field(
         "link",
         f"{total['fetched']:,} fetched ({total['kept']:,} kept), {total['admitted']:,} admitted, {total['staged']:,} "
-        f"staged; {total['link_bytes'] / 1e9:,.1f} GB in {experts['link_ms'] / 1e3:,.1f} s; "
+        f"staged; {total['link_bytes'] / 1e9:,.1f} GB"
+        f"{f', {took} without the prefetched' if total.get('prefetched') else f' in {took}'}; "
         f"n experts take {_cost(experts['link_cost'])}",
     )
     yield _field(
@@ -176,6 +180,16 @@ def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterat
     )
     if split := experts.get("split"):
         yield _field("split", f"follows what both lanes cost; moved {_times(split['moves'])}, {_since(split)}")
+
+
+def _prefetched(total: dict[str, Any], looked_up: int) -> str:
+    count, used = total["prefetched"], total["foretold"]
+    if not count or not looked_up:
+        return "no expert was copied before its layer began"
+    return (
+        f"{count:,} experts copied before their layer began, {used / count:.0%} of them used: {used / looked_up:.1%} "
+        "of the lookups, beside the hits"
+    )
 
 
 def _times(count: int) -> str:

@@ -22,13 +22,17 @@ from ftlaunch.servers.ask import ask
 from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
 
 LAYER = LayerCounts(
-    1234567, 234567, 0.8404, 123456, 4567, 111111, 123456, 2345, 56789, 1234, 345 * 10**9, 196 * 10**9, 5432.1
+    1234567, 234567, 0.8404, 123456, 4567, 111111, 123456, 2345, 56789, 1234, 0, 0, 345 * 10**9, 196 * 10**9, 5432.1
 )
 EXPERTS = ExpertStats(
     resident=False, slots=2560, pool=10240, layer_count=40, decode_steps=123456, total=LAYER, cpu_ms=61234.5,
     link_ms=98765.4,
-    link_cost=LaneCost(3.2, 35.1), cpu_cost=LaneCost(8.0, 26.4), cpu_share=None, background=1.0, layers=[LAYER] * 40,
+    link_cost=LaneCost(3.2, 35.1), cpu_cost=LaneCost(8.0, 26.4), cpu_share=None, background=1.0, prefetch=0,
+    layers=[LAYER] * 40,
 )  # fmt: skip
+AHEAD = msgspec.structs.replace(
+    EXPERTS, prefetch=4, total=msgspec.structs.replace(LAYER, prefetched=200000, foretold=174000, hit_rate=0.7219)
+)
 PROMPTS = PromptStats(
     prompt=123456789, reused={"device": 110345678, "host": 1345678, "disk": 987654}, new=10345678, repeated=432101,
     boundaries={"prompt_end": 12345, "last_user": 1234, "system": 123, "answer_end": 12345, "token": 1},
@@ -98,7 +102,7 @@ def test_a_running_server_is_asked(home: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_numbers_fit_into_80_columns() -> None:
-    for experts in (EXPERTS, msgspec.structs.replace(EXPERTS, resident=True), None):
+    for experts in (EXPERTS, AHEAD, msgspec.structs.replace(EXPERTS, resident=True), None):
         lines = "\n".join(ctl._lines(RECORD, answer(experts))).splitlines()
         assert max(map(len, lines)) <= 80, max(lines, key=len)
     text = " ".join(" ".join(ctl._lines(RECORD, answer(EXPERTS))).split())
@@ -107,6 +111,29 @@ def test_numbers_fit_into_80_columns() -> None:
     assert "1,469,134 in 123,456 decode steps, 84.0% hits" in text
     assert "345.0 GB in 98.8 s; n experts take 3 + 35n us" in text
     assert "strategy hybrid (saves 1.2 ms a token; lanes measured)" in text
+
+
+def test_what_was_prefetched() -> None:
+    text = " ".join(" ".join(ctl._lines(RECORD, answer(EXPERTS))).split())
+    assert "prefetch" not in text
+    text = " ".join(" ".join(ctl._lines(RECORD, answer(AHEAD))).split())
+    assert (
+        " 72.2% hits prefetch 200,000 experts copied before their layer began, 87% of them used: 11.8% of the lookups, "
+        "beside the hits; at most 4 a layer link 123,456 fetched"
+    ) in text
+    assert "345.0 GB, 98.8 s without the prefetched; n experts take 3 + 35n us" in text
+    text = " ".join(" ".join(ctl._lines(RECORD, answer(msgspec.structs.replace(EXPERTS, prefetch=8)))).split())
+    assert " prefetch no expert was copied before its layer began; at most 8 a layer link 123,456 fetched" in text
+    assert "345.0 GB in 98.8 s; n experts" in text
+
+
+def test_a_server_that_knows_no_prefetching() -> None:
+    """Of a version before: what it counts is shown."""
+    body = answer(EXPERTS)
+    del body["engine"]["experts"]["prefetch"]
+    for name in ("prefetched", "foretold"):
+        del body["engine"]["experts"]["total"][name]
+    assert list(ctl._lines(RECORD, body)) == list(ctl._lines(RECORD, answer(EXPERTS)))
 
 
 def test_what_the_prompt_cache_did() -> None:

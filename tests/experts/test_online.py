@@ -21,7 +21,7 @@ from ftengine.experts.slots import SlotPool
 from ftengine.experts.split import LaneCosts
 from ftengine.formats.format import BF16, ExpertLayout
 from ftengine.kernels.triton import cache_state as at
-from tests.experts.machine import Machine, Simulation
+from tests.experts.machine import REST_US, Machine, Simulation
 
 TOP_K, LAYERS, LOOK = 8, 40, 16  # steps between two looks
 SERVER = Machine()
@@ -131,6 +131,19 @@ def test_trials_cost_little_and_say_what_the_lanes_cost() -> None:
     costs = served.split.learner.costs
     assert costs.b_link == pytest.approx(37.0, rel=0.1)
     assert costs.cpu(4) == pytest.approx(7.0 + 4 * 22.0, rel=0.1)
+
+
+@pytest.mark.parametrize("link_rate", [1 / 1500, 1 / 150, SERVER.link_rate, 1 / 18])
+def test_as_many_experts_are_prefetched_as_the_link_has_room_for(link_rate: float) -> None:
+    """In a layer's time, up to the most that was asked for."""
+    simulation = Simulation(dataclasses.replace(SERVER, link_rate=link_rate), MISSES["25 % slots"])
+    served = Served(simulation)
+    served.split = OnlineSplit(served.pool, None, clock=lambda: simulation.now, most_prefetched=3)
+    served.pool.set_prefetch(1)
+    served.serve(6.0)
+    room = (REST_US + served.layer_us) * link_rate - simulation.misses @ served.table[0, 0, : TOP_K + 1]
+    assert abs(served.pool.prefetch - min(3.0, room)) < 1.0
+    assert (served.pool.prefetch == 0) == (link_rate < 1 / 200)
 
 
 def test_copies_in_the_background_leave_room_on_a_slow_link() -> None:

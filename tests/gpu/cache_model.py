@@ -34,6 +34,7 @@ class CacheModel:
     cpu: bool = True
     fetch: bool = True
     window: int = 32
+    ahead: int = 0  # staging slots behind the others
     table: dict[tuple[int, int], int] = field(default_factory=dict)
     step: int = 0
 
@@ -42,11 +43,12 @@ class CacheModel:
         self.busy: set[int] = set()
         self.queue = [(slot, -math.inf) for slot in range(self.slots)]
         self.arriving: list[tuple[tuple[int, int], int]] = []
+        self.early: dict[tuple[int, int], int] = {}  # what is prefetched for the layer under way
 
     def route(self, layer: int, wanted: list[int], worth: dict[int, float], score: dict[int, float]) -> Decision:
         """wanted: distinct experts in order of first use. worth orders the missing, score decides what stays."""
-        hits = [expert for expert in wanted if (layer, expert) in self.table]
-        self.busy.update(self.table[layer, expert] for expert in hits)
+        hits = [expert for expert in wanted if (layer, expert) in self.table or (layer, expert) in self.early]
+        self.busy.update(self.table[layer, expert] for expert in hits if (layer, expert) in self.table)
         missing = sorted((expert for expert in wanted if expert not in hits), key=lambda e: (-worth[e], e))
         window, self.queue = self.queue[: self.window], self.queue[self.window :]
         victims = [(slot, value) for slot, value in window if slot not in self.busy]
@@ -77,6 +79,32 @@ class CacheModel:
         self.arriving += [((layer, expert), slot) for expert, slot in background]
         self.queue = victims[kept + admitted :] + self.queue
         return Decision(hits, fetched, kept, set(missing[count:]), background)
+
+    def prefetch(self, layer: int, mass: dict[int, float], fresh: dict[int, float], most: int) -> list[tuple[int, int]]:
+        """mass: of the experts expected in `layer`; fresh: their scores if they are used so. -> expert, slot."""
+        missing = sorted((expert for expert in mass if (layer, expert) not in self.table), key=lambda e: (-mass[e], e))
+        expected = {self.table[layer, expert] for expert in mass if (layer, expert) in self.table}
+        window = self.queue[:64]
+        places = [place for place, (slot, _) in enumerate(window) if slot not in self.busy and slot not in expected]
+        half, listed, popped = self.ahead // 2, [], set()
+        for entry, expert in enumerate(missing[:most]):
+            slot, value = window[places[entry]] if entry < len(places) else (-1, math.inf)
+            if slot >= 0 and (not self.gated or fresh[expert] > value):
+                popped.add(slot)
+            elif entry < half:
+                slot = self.slots + self.staging + (layer % 2) * half + entry
+            else:
+                break
+            listed.append((expert, slot))
+        for slot in popped:
+            self._empty(slot)
+        for expert, slot in listed:
+            if slot in popped:
+                self._put((layer, expert), slot)
+        self.early = {(layer, expert): slot for expert, slot in listed}
+        left = next((place for place in places if window[place][0] not in popped), len(window))
+        self.queue = self.queue[left:]
+        return listed
 
     def end_step(self, score: dict[tuple[int, int], float]) -> None:
         for key, slot in self.arriving:

@@ -10,7 +10,7 @@ from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
 from ftengine.formats.format import BF16, ExpertLayout
 from ftengine.kernels.triton import cache_state as at
-from ftengine.scheduler.expert_stats import ENOUGH_STEPS
+from ftengine.scheduler.expert_stats import ENOUGH_STEPS, expert_stats
 from ftengine.scheduler.stats import WorkLog
 from tests.scheduler.driver import Driver
 from tests.scheduler.tiny import TinyModel
@@ -22,7 +22,7 @@ def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> No
     pool = SlotPool(banks, slots=3, staging=2, top_k=2, device=device)
     values = {at.HITS: 40, at.MISSES: 60, at.FETCHED: 10, at.KEPT: 4, at.CPU_EXPERTS: 50, at.CPU_ROUTES: 55,
               at.ADMITTED: 2, at.STEPS: 30, at.WAITED: 1_500_000, at.STAGED: 7, at.SEEDED: 1,
-              at.COPIED: 700_000}  # fmt: skip
+              at.COPIED: 700_000, at.PREFETCHED: 9, at.FORETOLD: 8}  # fmt: skip
     for place, value in values.items():
         pool.tensors.counters[0, place.value] = value
         pool.tensors.counters[1, place.value] = 2 * value
@@ -31,8 +31,9 @@ def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> No
     found = Driver(model).engine.stats(layers=True)["experts"]
     assert (found["slots"], found["pool"], found["layer_count"], found["decode_steps"]) == (3, 8, 2, 45)
     total, block = found["total"], layout.block_bytes
-    assert (total["hits"], total["misses"], total["hit_rate"]) == (120, 180, 0.4)
-    assert total["link_bytes"] == 3 * (10 + 2 + 7) * block
+    assert (total["hits"], total["misses"], total["hit_rate"]) == (120, 180, (120 - 24) / 300)
+    assert (total["prefetched"], total["foretold"], found["prefetch"]) == (27, 24, 0)
+    assert total["link_bytes"] == 3 * (10 + 2 + 7 + 9) * block
     assert total["cpu_bytes"] == 3 * 50 * block
     assert total["cpu_wait_ms"] == 4.5
     assert found["link_ms"] == 2.1
@@ -43,12 +44,30 @@ def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> No
 
     engine = Driver(model).engine
     work_log = WorkLog(engine.counters, engine.scheduler, 1e-9, engine.expert_stats)
-    pool.tensors.counters[:, at.HITS.value] = 0
+    pool.tensors.counters[:, at.HITS.value] = pool.tensors.counters[:, at.FORETOLD.value]
     pool.tensors.counters[:, at.STEPS.value] = ENOUGH_STEPS
     with caplog.at_level(logging.WARNING):
         assert "experts 0.0% in slots" in (work_log.line() or "")
         assert "in slots" not in (work_log.line() or "")
     assert [record.message[:22] for record in caplog.records] == ["the cache of 3 experts"]
+
+
+def test_prefetching_is_on_where_it_is_possible(device: str) -> None:
+    """A layer has to come before, slots to take it, and the GPU to read the experts where they lie."""
+    layout = ExpertLayout(32, 32, BF16, BF16)
+
+    def shown(layers: int = 2, slots: int = 3, **kind: bool) -> int:
+        banks = {layer: ExpertBank.allocate(layout, 4) for layer in range(layers)}
+        pool = SlotPool(banks, slots=slots, staging=2, top_k=2, device=device, **kind)
+        pool.set_prefetch(5)
+        model = TinyModel(recurrent=False)
+        model.experts = _Experts(pool)
+        found = expert_stats(model)
+        assert found is not None
+        return found.prefetch
+
+    assert shown() == 5
+    assert [shown(layers=1), shown(slots=0), shown(resident=True), shown(readable=False)] == [0, 0, 0, 0]
 
 
 class _Experts:

@@ -157,3 +157,17 @@ def test_prompts_that_warm_up_leave_nothing_behind() -> None:
     model.embedding = model.embedding[:0]
     with pytest.raises(RuntimeError, match=r"the model failed in this step: IndexError.* \(computing 20 tokens\)"):
         warm_prefill(driver.engine, [20])
+
+
+@pytest.mark.parametrize(("name", "value"), [("FT_PREFETCH", "9"), ("FT_PREFETCH", ""), ("FT_SPLIT", "half")])
+def test_variables_are_refused_before_weights_are_read(
+    name: str, value: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*args: object, **kwargs: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(start_gpu, "load", read)
+    with pytest.raises(ConfigError, match=f"{name} is '{value}'") as caught:
+        start_on_gpu(beginning(folder, device="interpret"), interpreter(), Resolved("interpret", "asked for"))
+    assert caught.value.next_step == f"unset {name}"

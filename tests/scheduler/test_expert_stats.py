@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ftengine.scheduler.expert_stats import ENOUGH_STEPS, ExpertStats, Idleness, LaneCost, LayerCounts, describe
+from ftengine.scheduler.expert_stats import (
+    ENOUGH_STEPS,
+    WINDOW_STEPS,
+    ExpertStats,
+    Idleness,
+    LaneCost,
+    LayerCounts,
+    describe,
+)
 from ftengine.scheduler.stats import CacheCounts, EngineStats, RequestCounts, StepCounts, TokenCounts
 from tests.scheduler.spawn import ROOT
 
@@ -30,6 +38,7 @@ def stats(total: LayerCounts, **values) -> ExpertStats:
         "cpu_cost": LaneCost(8.0, 26.0),
         "cpu_share": None,
         "background": 1.0,
+        "prefetch": 0,
     }
     return ExpertStats(**{**usual, **values})
 
@@ -39,6 +48,8 @@ WELL = counts(hits=900, misses=600, fetched=300, cpu_experts=300, cpu_routes=310
 IDLE = [
     (stats(WELL), []),
     (stats(msgspec.structs.replace(WELL, hits=0)), ["the cache of 10 experts is on"]),
+    (stats(msgspec.structs.replace(WELL, foretold=900)), ["the cache of 10 experts is on, and none of 1500 was"]),
+    (stats(msgspec.structs.replace(WELL, foretold=899)), []),
     (stats(msgspec.structs.replace(WELL, hits=0), decode_steps=ENOUGH_STEPS - 1), []),
     (stats(msgspec.structs.replace(WELL, hits=0), slots=0), []),
     (stats(msgspec.structs.replace(WELL, admitted=0)), ["may be copied to the GPU in the background"]),
@@ -61,12 +72,67 @@ def test_what_is_on_and_does_nothing_is_told_once(found: ExpertStats, said: list
     assert idleness.check(found) == []
 
 
+def ahead(steps: int, prefetched: int, foretold: int, misses: int = 10**6, prefetch: int = 4) -> ExpertStats:
+    """Everything else does something."""
+    total = counts(
+        hits=10**6 + foretold, misses=misses, cpu_experts=400, admitted=20, prefetched=prefetched, foretold=foretold
+    )
+    return stats(total, decode_steps=steps, prefetch=prefetch)
+
+
+USELESS = [
+    (ahead(WINDOW_STEPS, 1000, 250), ""),
+    (ahead(WINDOW_STEPS, 1000, 249), "of 1000 experts that were copied to the GPU before their layer began 25% were"),
+    (ahead(WINDOW_STEPS, 1000, 0), f"0% were used, in {WINDOW_STEPS} steps; prefetching rests for layers where"),
+    (ahead(WINDOW_STEPS, ENOUGH_STEPS - 1, 0), ""),
+    (ahead(WINDOW_STEPS - 1, 1000, 0), ""),
+    (ahead(WINDOW_STEPS, 1000, 0, prefetch=0), ""),
+    (ahead(WINDOW_STEPS, 0, 0, 700), f"with 700 missing ones none was, in {WINDOW_STEPS} steps"),
+    (ahead(WINDOW_STEPS, 0, 0, ENOUGH_STEPS - 1), ""),
+    (ahead(WINDOW_STEPS - 1, 0, 0), ""),
+    (ahead(WINDOW_STEPS, 0, 0, prefetch=0), ""),
+]
+
+
+@pytest.mark.parametrize(("found", "said"), USELESS, ids=range(len(USELESS)))
+def test_prefetching_that_brings_nothing_is_told_once(found: ExpertStats, said: str) -> None:
+    idleness = Idleness()
+    sentences = idleness.check(found)
+    assert len(sentences) == bool(said)
+    assert said in "".join(sentences)
+    again = msgspec.structs.replace(found, decode_steps=found.decode_steps + WINDOW_STEPS)
+    again.total = msgspec.structs.replace(again.total, prefetched=again.total.prefetched + 10**6, misses=2 * 10**6)
+    assert len(idleness.check(again)) == (found.prefetch > 0 and not said)
+
+
+def test_good_guesses_of_before_hide_no_bad_ones() -> None:
+    """Windows are judged one by one; a time without prefetching is none."""
+    idleness = Idleness()
+    assert idleness.check(ahead(WINDOW_STEPS, 100_000, 90_000)) == []
+    assert idleness.check(ahead(2 * WINDOW_STEPS - 1, 101_000, 90_100)) == []
+    (sentence,) = idleness.check(ahead(2 * WINDOW_STEPS, 101_000, 90_100))
+    assert sentence.startswith("of 1000 experts that were copied to the GPU before their layer began 10% were used")
+
+    idleness = Idleness()
+    off = WINDOW_STEPS // 2
+    assert idleness.check(ahead(off, 0, 0, prefetch=0)) == []
+    assert idleness.check(ahead(off + WINDOW_STEPS - 1, 0, 0, 2 * 10**6)) == []
+    assert len(idleness.check(ahead(off + WINDOW_STEPS, 0, 0, 2 * 10**6))) == 1
+
+
 def test_the_log_tells_of_what_happened_since_the_last_line() -> None:
     before = counts(hits=100, misses=100, admitted=5, link_bytes=10**9, cpu_bytes=3 * 10**9)
     now = counts(hits=400, misses=200, admitted=7, link_bytes=3 * 10**9, cpu_bytes=3 * 10**9)
     assert describe(now, before, 2.0) == "experts 75.0% in slots, 2 admitted, link 1.00 GB/s"
     assert describe(now, None, 1.0) == "experts 66.7% in slots, 7 admitted, link 3.00 GB/s, CPU 3.00 GB/s"
     assert describe(now, now, 1.0) == ""
+
+
+def test_the_log_tells_of_what_was_prefetched() -> None:
+    """What was foretold is no hit of the cache."""
+    before = counts(hits=100, misses=100, prefetched=50, foretold=25)
+    now = counts(hits=400, misses=200, prefetched=250, foretold=199)
+    assert describe(now, before, 1.0) == "experts 31.5% in slots, 0 admitted, 200 prefetched (87% used)"
 
 
 def test_every_number_is_documented() -> None:

@@ -32,6 +32,7 @@ from ftengine.models.gpu.setup import GpuSetup
 from ftengine.scheduler.batch import BatchBuilder, Work
 
 PAGE_SIZE, CONTEXT = 16, 32768
+COUNTED = ("hits", "foretold", "misses", "fetched", "cpu_experts", "admitted", "waited_ns")
 PROFILED = 20  # steps
 
 # part -> what the names of its kernels contain; the first that fits
@@ -209,13 +210,11 @@ def _decode(run: Run, batch: int, tokens: int) -> None:
     seconds = run.decode(tokens)
     print(f"\nbatch {batch}: {batch * tokens / seconds:.1f} tok/s, {seconds / tokens * 1e3:.3f} ms a step")
     if before is not None and (after := run.model.experts.stats()) is not None:
-        old, new = before.total, after.total
-        hits, misses = new.hits - old.hits, new.misses - old.misses
-        cpu, fetched = new.cpu_experts - old.cpu_experts, new.fetched - old.fetched
+        each = {name: (getattr(after.total, name) - getattr(before.total, name)) / tokens for name in COUNTED}
         print(
-            f"    experts a step: {hits / tokens:.1f} in slots, {misses / tokens:.1f} not; {fetched / tokens:.1f} "
-            f"fetched, {cpu / tokens:.1f} on the CPU, {(new.admitted - old.admitted) / tokens:.1f} admitted; "
-            f"waited {(new.waited_ns - old.waited_ns) / tokens / 1e3:.0f} us"
+            f"    experts a step: {each['hits'] - each['foretold']:.1f} in slots, {each['foretold']:.1f} prefetched, "
+            f"{each['misses']:.1f} not; {each['fetched']:.1f} fetched, {each['cpu_experts']:.1f} on the CPU, "
+            f"{each['admitted']:.1f} admitted; waited {each['waited_ns'] / 1e3:.0f} us"
         )
     print(f"    the graph alone, again and again: {_graph_ms(run, batch):.3f} ms a step")
     print("\n".join(profile_of(lambda: run.decode(PROFILED), PROFILED)))

@@ -28,12 +28,14 @@ class LayerCounts:
     cpu_bytes: int
     waited_ns: int  # that the GPU waited for the CPU
     copied_ns: int  # that copies over the link took; those in the background run beside others
+    prefetched: int  # copied into slots before their layer began
+    foretold: int  # of the prefetched, used by that layer: hits
 
     @property
     def hit_rate(self) -> float:
-        """0..1; 1 where nothing was looked up."""
+        """0..1: found in slots where no copy was made for it; 1 where nothing was looked up."""
         looked_up = self.hits + self.misses
-        return self.hits / looked_up if looked_up else 1.0
+        return (self.hits - self.foretold) / looked_up if looked_up else 1.0
 
     def __add__(self, other: LayerCounts) -> LayerCounts:
         return LayerCounts(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
@@ -51,7 +53,7 @@ def cache_stats(counters: torch.Tensor, block_bytes: Sequence[int]) -> CacheStat
     """counters: int64 [L, COUNTERS] on the host. block_bytes: of an expert, a layer."""
     layers = []
     for row, size in zip(counters.tolist(), block_bytes, strict=True):
-        over_link = row[at.FETCHED.value] + row[at.ADMITTED.value] + row[at.STAGED.value]
+        over_link = row[at.FETCHED.value] + row[at.ADMITTED.value] + row[at.STAGED.value] + row[at.PREFETCHED.value]
         layers.append(
             LayerCounts(
                 steps=row[at.STEPS.value],
@@ -68,6 +70,8 @@ def cache_stats(counters: torch.Tensor, block_bytes: Sequence[int]) -> CacheStat
                 cpu_bytes=row[at.CPU_EXPERTS.value] * size,
                 waited_ns=row[at.WAITED.value],
                 copied_ns=row[at.COPIED.value],
+                prefetched=row[at.PREFETCHED.value],
+                foretold=row[at.FORETOLD.value],
             )
         )
     total = layers[0]

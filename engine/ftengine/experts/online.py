@@ -38,6 +38,7 @@ TRIAL_COST = 0.005  # of the layers' time
 OFTEN, SELDOM = 61, 2.0  # from a trial to the next: layers at least, seconds at most
 LINK_LEFT = 0.75  # of the link's time beside what is fetched may go to copies in the background
 LEAST_BACKGROUND = 1 / 64
+ROOM_CHANGED = 0.2  # experts of the link's room, beyond what rounds to another number
 
 TRIED_TABLES = range(1, TABLES)
 
@@ -70,7 +71,14 @@ class Moves:
 class OnlineSplit:
     """Of a pool whose split goes by costs, and its CPU lane. `step` before each decode step."""
 
-    def __init__(self, pool: SlotPool, lane: Lane, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pool: SlotPool,
+        lane: Lane,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        most_prefetched: int | None = None,
+    ) -> None:
         self.pool = pool
         self.learner = CostLearner(pool.costs, pool.top_k)
         self.moves = Moves(0, clock())
@@ -80,6 +88,7 @@ class OnlineSplit:
         self._steps = 0
         self._seen = self._judged = clock()
         self._most_background = pool.background
+        self._most_prefetched = pool.prefetch if most_prefetched is None else most_prefetched
         self._every = 0
         self._table = by_costs(pool.costs, pool.top_k)
         self._set()
@@ -138,6 +147,7 @@ class OnlineSplit:
             self._every = every
             self._set()
         self._background(costs, layer_us, fetched)
+        self._prefetch(costs, layer_us, fetched)
 
     def _moved(self, now: float, costs: LaneCosts, gain: float, told: bool) -> None:
         self.moves = Moves(self.moves.count + 1, now)
@@ -166,6 +176,15 @@ class OnlineSplit:
         now = self.pool.background
         if budget != now and (budget == self._most_background or not 0.8 < budget / max(LEAST_BACKGROUND, now) < 1.25):
             self.pool.set_background(budget)
+
+    def _prefetch(self, costs: LaneCosts, layer_us: float, fetched: float) -> None:
+        """As many experts as cross the link in a layer's time beside those that are fetched."""
+        if not (layer_us > 0 and costs.b_link > 0):
+            return
+        room = max(0.0, layer_us / costs.b_link - fetched)
+        now = self.pool.prefetch
+        if abs(room - now) > 0.5 + ROOM_CHANGED:
+            self.pool.set_prefetch(min(self._most_prefetched, round(room)))
 
     def _rows(self, number: int, rows: int) -> Table:
         return self._table[number, rows - 1, : rows * self.pool.top_k + 1]

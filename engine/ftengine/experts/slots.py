@@ -32,8 +32,9 @@ class SlotPool:
 
     banks: by MoE layer, numbered 0..L-1, in host memory (pinned where `readable`). slots: that hold experts from step
     to step; with `resident` as many as there are experts, filled by `load_layer`. staging: slots for one layer's use,
-    in prefill two halves that take turns. policy: "aged" or "lru" (cache_state.py). trace_steps: how many
-    recorded steps lie on the device. Raises ValueError for numbers that do not fit together, torch.OutOfMemoryError.
+    in prefill two halves that take turns; of them `ahead`, two halves as well, for prefetched experts. policy: "aged"
+    or "lru" (cache_state.py). trace_steps: how many recorded steps lie on the device. Raises ValueError for numbers
+    that do not fit together, torch.OutOfMemoryError.
     """
 
     def __init__(
@@ -48,11 +49,12 @@ class SlotPool:
         resident: bool = False,
         readable: bool = True,
         trace_steps: int = 0,
+        ahead: int = 0,
         costs: LaneCosts = DEFAULT_COSTS,
     ) -> None:
         if policy not in at.POLICIES:
             raise ValueError(f"no policy of the expert cache is called {policy!r}; there are {', '.join(at.POLICIES)}")
-        if slots < 0 or staging < 0:
+        if slots < 0 or not 0 <= ahead <= staging:
             raise ValueError(f"an expert cache of {slots} slots and {staging} staging slots is not possible")
         if sorted(banks) != list(range(len(banks))) or not banks:
             raise ValueError("MoE layers are numbered 0, 1, 2, ...")
@@ -61,10 +63,10 @@ class SlotPool:
             raise ValueError("all MoE layers have the same number of experts")
         self.block_bytes = tuple(banks[layer].layout.block_bytes for layer in range(self.layers))
         whole = self.layers * self.experts
-        slots, staging = (whole, 0) if resident else (min(slots, whole), staging)
+        slots, staging, ahead = (whole, 0, 0) if resident else (min(slots, whole), staging, ahead)
         self.top_k = top_k
         self.tensors = _allocate(
-            (self.layers, self.experts), slots, staging, max(self.block_bytes), torch.device(device),
+            (self.layers, self.experts), slots, staging, ahead, max(self.block_bytes), torch.device(device),
             at.POLICIES[policy], resident, readable, top_k,
             _ring(trace_steps, self.layers, self.experts, top_k, device) if trace_steps else None,
         )  # fmt: skip
@@ -118,6 +120,21 @@ class SlotPool:
             raise ValueError(f"0 to {at.ADMIT_MAX.value} experts a layer can be copied in the background")
         self._set({at.BUDGET: experts})
 
+    def set_prefetch(self, experts: int, least: float = 0.0) -> None:
+        """How many experts may be copied into slots before their layer begins (kernels/triton/prefetch.py), a layer of
+        a step; at most PREFETCH_MAX.
+
+        least: what the router has to be expected to give them, 0..1 for a row.
+        """
+        if not 0 <= experts <= at.PREFETCH_MAX.value:
+            raise ValueError(f"0 to {at.PREFETCH_MAX.value} experts can be prefetched for a layer")
+        self._set({at.PREFETCH_MOST: experts, at.PREFETCH_LEAST: least})
+
+    @property
+    def prefetch(self) -> int:
+        """See `set_prefetch`."""
+        return int(self._control[at.PREFETCH_MOST.value])
+
     def _set(self, values: Mapping[tl.constexpr, float]) -> None:
         for place, value in values.items():
             self._control[place.value] = value
@@ -168,6 +185,7 @@ def _allocate(
     shape: tuple[int, int],
     slots: int,
     staging: int,
+    ahead: int,
     slot_bytes: int,
     device: torch.device,
     policy: int,
@@ -185,6 +203,7 @@ def _allocate(
         blocks=torch.empty(max(1, slots + staging), slot_bytes, dtype=torch.uint8, device=device),
         slots=slots,
         staging=staging,
+        ahead=ahead,
         table=full(-1, torch.int32, *shape),
         keys=full(-1, torch.int32, entries),
         stamp=full(-1, torch.int32, entries),
@@ -192,6 +211,7 @@ def _allocate(
         queue=full(0, torch.int32, entries),
         queue_score=full(-math.inf, torch.float32, entries),
         admit=full(0, torch.int32, layers, at.ADMIT_SIZE.value),
+        prefetch=full(-1, torch.int32, layers, at.PREFETCH_SIZE.value),
         control=full(0, torch.float32, at.CONTROL_SIZE),
         counters=full(0, torch.int64, layers, at.COUNTERS.value),
         state=full(0, torch.int32, at.STATE_SIZE),

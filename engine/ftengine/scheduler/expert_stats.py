@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,8 +10,11 @@ import msgspec
 if TYPE_CHECKING:
     from ftengine.experts.counts import LayerCounts as Counts
     from ftengine.experts.online import OnlineSplit
+    from ftengine.experts.slots import SlotPool
 
 ENOUGH_STEPS = 256  # decode steps after which a feature that did nothing is told of
+WINDOW_STEPS = 4 * ENOUGH_STEPS  # that prefetching is judged by: one text may be hard to foretell
+LEAST_USED = 0.25  # of what was prefetched; below, it is told of
 
 
 class LaneCost(msgspec.Struct):
@@ -30,9 +34,9 @@ class SplitStats(msgspec.Struct):
 class LayerCounts(msgspec.Struct):
     """Of one MoE layer or of all, since start. Experts count once a step, however many rows use them."""
 
-    hits: int  # found in slots, in decode steps
+    hits: int  # found in slots, in decode steps; the foretold ones, too
     misses: int  # not found: fetched or computed on the CPU
-    hit_rate: float  # 0..1; 1 where nothing was looked up
+    hit_rate: float  # 0..1, the cache's own: a foretold expert had to cross the link; 1 where nothing was looked up
     fetched: int  # over the link, and computed on the GPU
     kept: int  # of the fetched, in a slot
     cpu_experts: int
@@ -40,7 +44,9 @@ class LayerCounts(msgspec.Struct):
     admitted: int  # computed on the CPU, and copied into a slot in the background
     staged: int  # over the link in steps with prefill
     seeded: int  # of the staged, kept in a slot
-    link_bytes: int  # fetched, admitted and staged
+    prefetched: int  # over the link before their layer began
+    foretold: int  # of the prefetched, used by that layer
+    link_bytes: int  # fetched, admitted, staged and prefetched
     cpu_bytes: int
     cpu_wait_ms: float  # that the GPU waited for the CPU
 
@@ -53,11 +59,12 @@ class ExpertStats(msgspec.Struct):
     decode_steps: int
     total: LayerCounts
     cpu_ms: float  # that the CPU's lane computed
-    link_ms: float  # that the GPU's copies over the link took
+    link_ms: float  # that the GPU's copies over the link took, but for the prefetched
     link_cost: LaneCost
     cpu_cost: LaneCost
     cpu_share: float | None  # of the misses, where it is fixed; None: by the lanes' costs
     background: float  # experts a layer and step that may be admitted in the background; 0: none
+    prefetch: int  # experts a layer and step that may be prefetched now; 0: none
     layers: list[LayerCounts] | None = None  # where they were asked for
     split: SplitStats | None = None  # None: it stays what it was at the start
 
@@ -83,9 +90,16 @@ def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
         cpu_cost=LaneCost(round(costs.a_cpu, 3), round(costs.b_cpu, 3)),
         cpu_share=pool.cpu_share,
         background=0.0 if lane is None else pool.background,
+        prefetch=pool.prefetch if _can_prefetch(pool) else 0,
         layers=[_counts(layer) for layer in found.layers] if layers else None,
         split=_split(getattr(experts, "split", None)),
     )
+
+
+def _can_prefetch(pool: SlotPool) -> bool:
+    """Copies need slots, memory that the GPU can read, and a layer before."""
+    tensors = pool.tensors
+    return tensors.readable and not tensors.resident and tensors.slots > 0 and pool.layers > 1
 
 
 def _split(found: OnlineSplit | None) -> SplitStats | None:
@@ -104,6 +118,8 @@ def _counts(found: Counts) -> LayerCounts:
         admitted=found.admitted,
         staged=found.staged,
         seeded=found.seeded,
+        prefetched=found.prefetched,
+        foretold=found.foretold,
         link_bytes=found.link_bytes,
         cpu_bytes=found.cpu_bytes,
         cpu_wait_ms=round(found.waited_ns / 1e6, 3),
@@ -112,17 +128,27 @@ def _counts(found: Counts) -> LayerCounts:
 
 def describe(now: LayerCounts, before: LayerCounts | None, seconds: float) -> str:
     """What happened since `before`, `seconds` ago, for the log. Empty if nothing did."""
-
-    def since(name: str) -> int:
-        return int(getattr(now, name) - (getattr(before, name) if before is not None else 0))
-
+    since = _Since(now, before)
     parts = []
     if looked_up := since("hits") + since("misses"):
-        parts.append(f"experts {since('hits') / looked_up:.1%} in slots, {since('admitted')} admitted")
+        in_slots = (since("hits") - since("foretold")) / looked_up
+        parts.append(f"experts {in_slots:.1%} in slots, {since('admitted')} admitted")
+    if prefetched := since("prefetched"):
+        parts.append(f"{prefetched} prefetched ({since('foretold') / prefetched:.0%} used)")
     for lane, name in (("link", "link_bytes"), ("CPU", "cpu_bytes")):
         if size := since(name):
             parts.append(f"{lane} {size / seconds / 1e9:.2f} GB/s")
     return ", ".join(parts)
+
+
+class _Since:
+    """A counter's growth from `before`, or from the start, until `now`."""
+
+    def __init__(self, now: LayerCounts, before: LayerCounts | None) -> None:
+        self._now, self._before = now, before
+
+    def __call__(self, name: str) -> int:
+        return int(getattr(self._now, name) - (0 if self._before is None else getattr(self._before, name)))
 
 
 class Idleness:
@@ -130,22 +156,60 @@ class Idleness:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        self._guesses = _Guesses()
 
     def check(self, stats: ExpertStats) -> list[str]:
         """Sentences for the log."""
         if stats.resident or stats.decode_steps < ENOUGH_STEPS:
             return []
-        total, found = stats.total, dict[str, str]()
-        several = total.misses >= ENOUGH_STEPS  # a few may all have gone the other way by chance
-        if stats.slots and not total.hits and total.misses:
-            found["cache"] = f"the cache of {stats.slots} experts is on, and none of {total.misses} was found there"
-        if stats.cpu_share != 0 and several and not total.cpu_experts:
-            found["cpu"] = f"experts may be computed on the CPU, and of {total.misses} missing ones none was"
-        if stats.background and stats.slots and total.cpu_experts >= ENOUGH_STEPS and not total.admitted:
-            found["background"] = (
-                f"experts may be copied to the GPU in the background, and of {total.cpu_experts} that the CPU "
-                "computed none was"
-            )
+        found = {name: f"{text}, in {stats.decode_steps} steps" for name, text in _idle(stats)}
+        if wrong := self._guesses.check(stats):
+            found["prefetch"] = wrong
         new = {name: sentence for name, sentence in found.items() if name not in self._told}
         self._told.update(new)
-        return [f"{sentence}, in {stats.decode_steps} steps" for sentence in new.values()]
+        return list(new.values())
+
+
+def _idle(stats: ExpertStats) -> Iterator[tuple[str, str]]:
+    """Which features did nothing since the start, and how that is said."""
+    total = stats.total
+    looked_up, several = total.hits + total.misses, total.misses >= ENOUGH_STEPS  # a few may go one way by chance
+    if stats.slots and looked_up and total.hits == total.foretold:
+        yield "cache", f"the cache of {stats.slots} experts is on, and none of {looked_up} was found there"
+    if stats.cpu_share != 0 and several and not total.cpu_experts:
+        yield "cpu", f"experts may be computed on the CPU, and of {total.misses} missing ones none was"
+    if stats.background and stats.slots and total.cpu_experts >= ENOUGH_STEPS and not total.admitted:
+        yield (
+            "background",
+            f"experts may be copied to the GPU in the background, and of {total.cpu_experts} that the CPU computed "
+            "none was",
+        )
+
+
+class _Guesses:
+    """Whether prefetching is of use, from one window of steps to the next: hours of good guesses hide no bad ones."""
+
+    def __init__(self) -> None:
+        self._steps = 0  # when the window began
+        self._total: LayerCounts | None = None
+
+    def check(self, stats: ExpertStats) -> str | None:
+        """A sentence for the log, at most one a window."""
+        steps, since = stats.decode_steps - self._steps, _Since(stats.total, self._total)
+        if steps < WINDOW_STEPS and stats.prefetch:
+            return None
+        self._steps, self._total = stats.decode_steps, stats.total
+        if not stats.prefetch:  # off, or the link has no time for it now
+            return None
+        misses, prefetched, used = since("misses"), since("prefetched"), since("foretold")
+        if not prefetched and misses >= ENOUGH_STEPS:
+            return (
+                f"experts may be copied to the GPU before their layer begins, and with {misses} missing ones none was, "
+                f"in {steps} steps"
+            )
+        if prefetched >= ENOUGH_STEPS and used < LEAST_USED * prefetched:
+            return (
+                f"of {prefetched} experts that were copied to the GPU before their layer began {used / prefetched:.0%} "
+                f"were used, in {steps} steps; prefetching rests for layers where that is so, but for a try at times"
+            )
+        return None

@@ -17,6 +17,7 @@ from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_byt
 from ftengine.config import EngineConfig, Resolved
 from ftengine.core import CacheLayout, Request, SamplingParams
 from ftengine.errors import ConfigError, FtError
+from ftengine.experts.online import asked_for as split_asked_for
 from ftengine.experts.pinned import PinLimits, pin_limits
 from ftengine.kernels.triton.delta_prefill import load_library
 from ftengine.kernels.triton.precompile import load_compiler
@@ -31,7 +32,7 @@ from ftengine.memory.sizes import gigabytes
 from ftengine.memory.vram import Demand, DevicePlan, budget, least_bytes, plan_device
 from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
-from ftengine.models.gpu.setup import GpuSetup
+from ftengine.models.gpu.setup import GpuSetup, prefetch_asked_for
 from ftengine.scheduler.beginning import Beginning, Started
 from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.cores import keep_off_cores
@@ -60,6 +61,7 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
     if begin.config.device == "auto" and least_bytes(demand, begin.config) > room.value:
         return Resolved("cpu", _too_small(gpu, least_bytes(demand, begin.config), room)), None
     plan = plan_device(begin.config, demand, gpu.free)
+    check_environment()
     memory = Resolved(*available_memory())
     check_banks(begin.sizes.banks, memory.value, memory.reason)
     check_pinning(begin.config, begin.sizes.banks, pin_limits())
@@ -71,6 +73,12 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
         raise
     except RuntimeError as error:
         raise _explained(error, plan, demand) from error
+
+
+def check_environment() -> None:
+    """Before anything is read: variables that are looked at once it is. Raises ConfigError."""
+    prefetch_asked_for()
+    split_asked_for()
 
 
 def check_pinning(config: EngineConfig, banks: int, limits: PinLimits) -> None:
@@ -153,6 +161,7 @@ def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: 
         threads=lanes.threads.value,
         readable=lanes.pinned.value,
         costs=lanes.costs,
+        prefetch=prefetch_asked_for(),
     )
     model.prepare(setup)
     timeline.mark("experts")

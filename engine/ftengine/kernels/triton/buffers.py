@@ -131,12 +131,13 @@ class SlotTensors:
     """The device's cache of experts: `experts/slots.py` makes and explains it, the kernels of `route.py` change it.
 
     G = slots that hold a block for one layer only, S = slots that hold it from step to step. The columns of `state`,
-    `control`, `counters`, `admit` and `record` are named in cache_state.py.
+    `control`, `counters`, `admit`, `prefetch` and `record` are named in cache_state.py.
     """
 
     blocks: torch.Tensor  # uint8 [S + G, slot_bytes]
     slots: int  # S
     staging: int  # G
+    ahead: int  # of them, the last ones are, in decode, for prefetched experts that no slot is given up for
     table: torch.Tensor  # int32 [L, E]: the slot that holds an expert, or -1
     keys: torch.Tensor  # int32 [S]: layer * E + expert, or -1
     stamp: torch.Tensor  # int32 [S]: the last step that used a slot
@@ -144,6 +145,7 @@ class SlotTensors:
     queue: torch.Tensor  # int32 [S]: slots by rising score at the end of the last step, the next victims
     queue_score: torch.Tensor  # float32 [S]: their scores
     admit: torch.Tensor  # int32 [L, ...]: what is copied in the background
+    prefetch: torch.Tensor  # int32 [L, ...]: what is copied before its layer begins
     control: torch.Tensor  # float32 [16]: settings the host may change between steps
     counters: torch.Tensor  # int64 [L, 16]
     state: torch.Tensor  # int32 [16]: step number, request number, head of the queue, ...

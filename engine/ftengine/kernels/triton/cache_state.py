@@ -23,6 +23,7 @@ PENDING = tl.constexpr(5)  # rows that the CPU works on for the layer under way,
 TRACED = tl.constexpr(6)  # steps recorded since the recording began
 LAYER = tl.constexpr(7)  # of the layer under way, a byte each: rows, missing, fetched, found; 255: that many or more
 BEGAN = tl.constexpr(8)  # when its `route` did, ns: the lower half of the GPU's clock
+COPYING = tl.constexpr(9)  # experts that are listed by prefetch.py and not copied yet
 STATE_SIZE = 16
 
 # control, float32
@@ -30,6 +31,8 @@ GATE = tl.constexpr(0)  # not 0: a fetched expert is kept only if its score beat
 BUDGET = tl.constexpr(1)  # experts a layer copied in the background, at most ADMIT_MAX; 0.25: one in four layers
 TRACE = tl.constexpr(2)  # not 0: record
 TRIES = tl.constexpr(3)  # layers from one trial of another split to the next, see split.py; 0: none
+PREFETCH_MOST = tl.constexpr(4)  # experts that are prefetched for a layer, at most PREFETCH_MAX; see prefetch.py
+PREFETCH_LEAST = tl.constexpr(5)  # what the routers of a step's rows have to give an expert for that, more than
 CONTROL_SIZE = 16
 
 # record, int32: what a layer of a step did, for the last RECORDED steps
@@ -57,6 +60,8 @@ STAGED = tl.constexpr(9)  # copied over the link for prefill
 SEEDED = tl.constexpr(10)  # of them kept in a slot
 COPIED = tl.constexpr(11)  # ns that copies over the link took: fetched, admitted, staged
 LAST_COPY = tl.constexpr(12)  # of them, those of the last `fetch`
+PREFETCHED = tl.constexpr(13)  # copied into slots before their layer began
+FORETOLD = tl.constexpr(14)  # of them, those that it then used: hits, too
 COUNTERS = tl.constexpr(16)
 
 ADMIT_MAX = tl.constexpr(4)
@@ -64,6 +69,18 @@ ADMIT_COUNT, ADMIT_COPIED = tl.constexpr(0), tl.constexpr(1)  # columns of `admi
 ADMIT_EXPERT = tl.constexpr(2)
 ADMIT_SLOT = tl.constexpr(2 + 4)
 ADMIT_SIZE = tl.constexpr(2 + 2 * 4)
+
+PREFETCH_MAX = tl.constexpr(8)
+# Columns of `prefetch`: how many are listed; programs of `copy` that have begun; entries of the list, from the first to
+# the last one that is used; how many of RIGHT of those listed were used, lately, -1: none was listed yet; then experts
+# (-1 where none is listed), slots, and programs that are done with them
+PREFETCH_LIST, PREFETCH_STARTED, PREFETCH_AWAITED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+PREFETCH_RATE = tl.constexpr(3)
+RIGHT = tl.constexpr(1 << 16)
+PREFETCH_EXPERT = tl.constexpr(8)
+PREFETCH_SLOT = tl.constexpr(8 + 8)
+PREFETCH_DONE = tl.constexpr(8 + 2 * 8)
+PREFETCH_SIZE = tl.constexpr(8 + 3 * 8)
 
 AGED, LRU = tl.constexpr(0), tl.constexpr(1)
 POLICIES = {"aged": AGED.value, "lru": LRU.value}

@@ -7,7 +7,7 @@ Tuples group what belongs together:
     shares  how many to fetch of 0, 1, ... missing experts [2 * R]; see split.py
     window  head of the queue; of its next W slots: victim, value (score), free (unused in this step), old (key)
     turns   Chosen's `ready` and `turn`
-    cache   table, keys, stamp, score, admit, control, counters, state: buffers.SlotTensors
+    cache   table, keys, stamp, score, admit, prefetch, control, counters, state: buffers.SlotTensors
     shape   moe_index, layers, experts, slots, staging
 """
 
@@ -29,6 +29,7 @@ from ftengine.kernels.triton.cache_state import (
     CPU_EXPERTS,
     CPU_ROUTES,
     FETCHED,
+    FORETOLD,
     GATE,
     HEAD,
     HITS,
@@ -37,13 +38,22 @@ from ftengine.kernels.triton.cache_state import (
     LRU,
     MISSES,
     PENDING,
+    PREFETCH_AWAITED,
+    PREFETCH_EXPERT,
+    PREFETCH_LIST,
+    PREFETCH_MAX,
+    PREFETCH_RATE,
+    PREFETCH_SIZE,
+    PREFETCH_SLOT,
+    PREFETCH_STARTED,
     REQUEST,
+    RIGHT,
     STEPS,
     clock,
     used,
 )
 from ftengine.kernels.triton.split import share_of
-from ftengine.kernels.triton.system import store_release
+from ftengine.kernels.triton.system import store_release, wait_for_count
 
 
 @triton.jit
@@ -88,17 +98,20 @@ def _take_turns(ready, arriving, turns):
 def decide(
     routes, mass, shares, window, time, chosen, turns, fetch, cache, box, shape,
     T: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, EP: tl.constexpr, W: tl.constexpr,
-    POLICY: tl.constexpr, CPU: tl.constexpr, FETCH: tl.constexpr, INTERPRETED: tl.constexpr,
+    POLICY: tl.constexpr, CPU: tl.constexpr, FETCH: tl.constexpr, PREFETCH: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     ids, weights, here, same, first = routes
-    table, keys, stamp, score, admit, control, counters, state = cache
+    table, keys, stamp, score, admit, prefetch, control, counters, state = cache
     moe_index, layers, experts, slots, staging = shape
     head, victim, value, free, old = window
     step, tick, began = time
     row = moe_index * experts
     slot = tl.load(table + row + ids, here, -1)
+    late, foretold = here & False, 0  # what was prefetched for this layer: its blocks may still be under way
+    if PREFETCH > 0:
+        late, slot, foretold = _foretold(ids, here, first, slot, prefetch + moe_index * PREFETCH_SIZE)
     hit, miss = here & (slot >= 0), here & (slot < 0)
-    tl.store(stamp + slot, step, hit)
+    tl.store(stamp + slot, step, hit & (slot < slots))
     worth, fresh = _rescore(ids, here, mass, score + row, clock(tick, moe_index, layers, POLICY), experts, EP, POLICY)
 
     # The missing experts by falling worth, and the victims that are left by rising score, face each other.
@@ -147,13 +160,41 @@ def decide(
     if CPU:  # which begins while the rest is written
         _publish(ids, weights, here, on_cpu, pairs, box, state, moe_index, T, K, KP, R, INTERPRETED)
     choose(slot, weights, same, first, hit | arriving, chosen, T, KP, R)
-    _take_turns(first & hit, first & arriving, turns)
+    _take_turns(first & hit & (late == 0), first & (arriving | late), turns)
     hits = tl.sum((first & hit).to(tl.int32), 0)
-    _count(counters + moe_index * COUNTERS, hits, misses, fetched, kept, pairs)
+    _count(counters + moe_index * COUNTERS, hits, misses, fetched, kept, pairs, foretold)
     if CPU:
         counts = (tl.minimum(misses, 255) << 8) | (tl.minimum(fetched, 255) << 16) | (tl.minimum(hits, 255) << 24)
         tl.store(state + LAYER, T | counts)
         tl.store(state + BEGAN, began)
+    if PREFETCH > 0 and not INTERPRETED:  # noqa: SIM102 (one is known when the kernel is compiled)
+        if tl.load(prefetch + moe_index * PREFETCH_SIZE + PREFETCH_LIST) > 0:
+            wait_for_count(prefetch + moe_index * PREFETCH_SIZE + PREFETCH_STARTED, PREFETCH)
+
+
+@triton.jit
+def _foretold(ids, here, first, slot, line):
+    """Which routes [R] are of experts that were prefetched for this layer, all slots [R], and how many experts those
+    are. Writes up to which entry of the list they come, and how good the list was."""
+    entry = tl.arange(0, PREFETCH_MAX)
+    listed = tl.load(line + PREFETCH_EXPERT + entry)
+    place = tl.load(line + PREFETCH_SLOT + entry)
+    count, rate = tl.load(line + PREFETCH_LIST), tl.load(line + PREFETCH_RATE)
+    same = (ids[:, None] == listed[None, :]) & here[:, None]
+    late = tl.sum(same.to(tl.int32), 1) > 0
+    slot = tl.where(late, tl.sum(tl.where(same, place[None, :], 0), 1), slot)
+    wanted = tl.sum(same.to(tl.int32), 0) > 0
+    tl.store(line + PREFETCH_AWAITED, tl.max(tl.where(wanted, entry + 1, 0), 0))
+    used = tl.sum(wanted.to(tl.int32), 0)
+    if count > 0:
+        tl.store(line + PREFETCH_RATE, followed(rate, used, count))
+    return late, slot, used
+
+
+@triton.jit
+def followed(rate, used, count):
+    """PREFETCH_RATE after `used` of `count` listed experts were."""
+    return tl.where(rate < 0, RIGHT, rate) + (used * RIGHT // count - tl.where(rate < 0, RIGHT, rate)) // 16
 
 
 @triton.jit
@@ -225,10 +266,10 @@ def _publish(
 
 
 @triton.jit
-def _count(line, hits, misses, fetched, kept, pairs):
+def _count(line, hits, misses, fetched, kept, pairs, foretold):
     column = tl.arange(0, COUNTERS)
     more = tl.where(column == HITS, hits, 0) + tl.where(column == MISSES, misses, 0)
     more += tl.where(column == FETCHED, fetched, 0) + tl.where(column == KEPT, kept, 0)
     more += tl.where(column == CPU_EXPERTS, misses - fetched, 0) + tl.where(column == CPU_ROUTES, pairs, 0)
-    more += tl.where(column == STEPS, 1, 0)
+    more += tl.where(column == STEPS, 1, 0) + tl.where(column == FORETOLD, foretold, 0)
     tl.store(line + column, tl.load(line + column) + more.to(tl.int64))

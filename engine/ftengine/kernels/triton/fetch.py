@@ -2,9 +2,9 @@
 device, so nothing is decided on the host.
 
 `fetch` runs in the step's stream, after `route` and before the experts that it copies are computed: those that were in
-slots do not wait for it. `admit` runs beside everything that follows its layer's `fetch`, on another stream that joins
-the step's before `end_step`: the slots it writes are in no table until then. It shares the link with the next layers'
-`fetch`, which is why its list is short.
+slots do not wait for it. It is over when the experts that prefetch.py copies for its layer are there, too. `admit` runs
+beside everything that follows its layer's `fetch`, on another stream that joins the step's before `end_step`: the slots
+it writes are in no table until then. It shares the link with the next layers' `fetch`, which is why its list is short.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import FetchList, RouteBuffers, SlotTensors
-from ftengine.kernels.triton.cache_state import ADMIT_COPIED, ADMIT_COUNT, ADMIT_EXPERT, ADMIT_SLOT, COPIED, LAST_COPY
+from ftengine.kernels.triton.cache_state import (
+    ADMIT_COPIED,
+    ADMIT_COUNT,
+    ADMIT_EXPERT,
+    ADMIT_SLOT,
+    COPIED,
+    LAST_COPY,
+    PREFETCH_AWAITED,
+    PREFETCH_DONE,
+)
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
-from ftengine.kernels.triton.system import nanoseconds
+from ftengine.kernels.triton.system import nanoseconds, wait_for_count
 
 PIECE = 2048  # int64 a program has in flight: 16 KiB
 PROGRAMS = 2 if INTERPRETED else 32  # x 16 KiB cover the link's latency of ~2 us at 55 GB/s several times
 BACKGROUND_PROGRAMS = 2 if INTERPRETED else 8
+PREFETCH_PROGRAMS = 2 if INTERPRETED else 16
 WARPS = 8
 
 
@@ -37,33 +47,42 @@ class Bank(Protocol):
 def fetch(pool: SlotTensors, moe_index: int, bank: Bank, buffers: RouteBuffers) -> None:
     """Copies the blocks that `route` listed in buffers.fetch; capturable. bank.blocks: pinned, or the device's."""
     if pool.readable and not pool.resident:
-        copy_blocks(pool, bank, buffers.fetch, moe_index, in_chain=PDL)
+        copy_blocks(pool, bank, buffers.fetch, moe_index, in_chain=PDL, awaits=True)
 
 
 def copy_blocks(
-    pool: SlotTensors, bank: Bank, listed: FetchList, moe_index: int | None = None, *, in_chain: bool = False
+    pool: SlotTensors,
+    bank: Bank,
+    listed: FetchList,
+    moe_index: int | None = None,
+    *,
+    in_chain: bool = False,
+    awaits: bool = False,
 ) -> None:
     """pool.blocks[listed.slot[i]] = bank.blocks[listed.expert[i]] for i < listed.count.
 
     moe_index: whose counters get the time it took; None: nobody's. in_chain: launched early, between two kernels of the
-    step that wait for each other (launch.py).
+    step that wait for each other (launch.py). awaits: it is not over before the layer's prefetched experts are there,
+    those that `route` wants (prefetch.py).
     """
     timed = moe_index is not None
     _copy_blocks[(PROGRAMS,)](
-        _words(pool.blocks), _words(bank.blocks), listed.count, listed.expert, listed.slot, listed.count,
-        pool.counters[moe_index] if timed else pool.counters, pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
-        PIECE=PIECE, MARK=False, TIMED=timed, INTERPRETED=INTERPRETED, PDL=in_chain, num_warps=WARPS,
+        words(pool.blocks), words(bank.blocks), listed.count, listed.expert, listed.slot, listed.count,
+        pool.counters[moe_index] if timed else pool.counters, pool.prefetch[moe_index] if timed else pool.prefetch,
+        pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
+        PIECE=PIECE, MARK=False, TIMED=timed, AWAITS=PREFETCH_PROGRAMS if awaits else 0, INTERPRETED=INTERPRETED,
+        PDL=in_chain, num_warps=WARPS,
         **(launch_options() if in_chain else {}),
     )  # fmt: skip
 
 
 def copy_within(pool: SlotTensors, listed: FetchList) -> None:
     """pool.blocks[listed.slot[i]] = pool.blocks[listed.expert[i]] for i < listed.count, no slot on both sides."""
-    words = _words(pool.blocks)
+    all_words = words(pool.blocks)
     _copy_blocks[(8 * PROGRAMS,)](
-        words, words, listed.count, listed.expert, listed.slot, listed.count, pool.counters,
-        words.shape[1], words.shape[1],
-        PIECE=PIECE, MARK=False, TIMED=False, INTERPRETED=INTERPRETED, PDL=False, num_warps=WARPS,
+        all_words, all_words, listed.count, listed.expert, listed.slot, listed.count, pool.counters, pool.prefetch,
+        all_words.shape[1], all_words.shape[1],
+        PIECE=PIECE, MARK=False, TIMED=False, AWAITS=0, INTERPRETED=INTERPRETED, PDL=False, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -73,21 +92,22 @@ def admit(pool: SlotTensors, moe_index: int, bank: Bank) -> None:
         return
     row = pool.admit[moe_index]
     _copy_blocks[(BACKGROUND_PROGRAMS,)](
-        _words(pool.blocks), _words(bank.blocks), row[ADMIT_COUNT.value :], row[ADMIT_EXPERT.value :],
-        row[ADMIT_SLOT.value :], row[ADMIT_COPIED.value :], pool.counters[moe_index],
+        words(pool.blocks), words(bank.blocks), row[ADMIT_COUNT.value :], row[ADMIT_EXPERT.value :],
+        row[ADMIT_SLOT.value :], row[ADMIT_COPIED.value :], pool.counters[moe_index], pool.prefetch,
         pool.blocks.shape[1] // 8, bank.blocks.shape[1] // 8,
-        PIECE=PIECE, MARK=True, TIMED=True, INTERPRETED=INTERPRETED, PDL=False, num_warps=WARPS,
+        PIECE=PIECE, MARK=True, TIMED=True, AWAITS=0, INTERPRETED=INTERPRETED, PDL=False, num_warps=WARPS,
     )  # fmt: skip
 
 
-def _words(blocks: torch.Tensor) -> torch.Tensor:
+def words(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.view(torch.int64)
 
 
 @triton.jit(do_not_specialize=["count", "expert", "slot", "copied"])
 def _copy_blocks(
-    slots, source, count, expert, slot, copied, counters, slot_words, block_words,
-    PIECE: tl.constexpr, MARK: tl.constexpr, TIMED: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
+    slots, source, count, expert, slot, copied, counters, prefetch, slot_words, block_words,
+    PIECE: tl.constexpr, MARK: tl.constexpr, TIMED: tl.constexpr, AWAITS: tl.constexpr, INTERPRETED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
     start_next(PDL)
@@ -118,3 +138,7 @@ def _copy_blocks(
             tl.store(counters + COPIED, before + spent)
             if not MARK:
                 tl.store(counters + LAST_COPY, spent)
+    if AWAITS > 0 and not INTERPRETED:  # noqa: SIM102 (one is known when the kernel is compiled)
+        if tl.program_id(0) == 0:
+            for entry in range(tl.load(prefetch + PREFETCH_AWAITED)):
+                wait_for_count(prefetch + PREFETCH_DONE + entry, AWAITS)

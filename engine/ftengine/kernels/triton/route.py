@@ -5,9 +5,9 @@ rows together, so a layer costs one launch: it looks distinct experts up, splits
 the CPU, takes victims from the queue, writes Chosen and the fetch list, and rings the CPU's bell. Each of (token,
 expert) goes to exactly one of the two.
 
-Runs in the step's stream: nothing but `fetch.admit` of earlier layers may run beside it. The table's entries of
-experts that are copied in the background change in `end_step`; a slot that anything in this step used or took is
-stamped with the step's number and no victim until the next.
+Runs in the step's stream: nothing but `fetch.admit` of earlier layers and `prefetch.copy` may run beside it. The
+table's entries of experts that are copied in the background change in `end_step`; a slot that anything in this step
+used or took is stamped with the step's number and no victim until the next.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import triton.language as tl
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, Mailbox, RouteBuffers, SlotTensors
 from ftengine.kernels.triton.cache_state import ARRIVED, HEAD, LRU, STEP, TICK, TRACE, TRACED, TRIES
 from ftengine.kernels.triton.decide import choose, decide, distinct
+from ftengine.kernels.triton.fetch import PREFETCH_PROGRAMS
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
 from ftengine.kernels.triton.portable import bound
 from ftengine.kernels.triton.split import shares_of
 from ftengine.kernels.triton.system import nanoseconds
-from ftengine.kernels.triton.topk import most_probable
+from ftengine.kernels.triton.topk import most_probable, total_mass
 
 
 def route(
@@ -35,11 +36,14 @@ def route(
     normalize: bool,
     buffers: RouteBuffers,
     mailbox: Mailbox | None,
+    *,
+    prefetched: bool = False,
 ) -> None:
     """Routes T <= DECODE_TOKENS rows of MoE layer `moe_index`; capturable, no host synchronization.
 
     logits: float32 [T, E] or [T, E + 1] with a shared expert's gate last, any row stride. hidden: [T, H] activations,
-    contiguous rows; the CPU's copy. buffers and mailbox: of at least T rows and of `top_k` routes a row.
+    contiguous rows; the CPU's copy. buffers and mailbox: of at least T rows and of `top_k` routes a row. prefetched:
+    prefetch.py chose experts of this layer before.
     Without a mailbox, or where the GPU cannot read host memory, all misses go the one way that is left. Raises
     ValueError where there is none, or more rows than the kernels take.
     """
@@ -56,16 +60,17 @@ def route(
         buffers.ids, buffers.weights, buffers.gates, buffers.chosen.count, buffers.chosen.slot,
         buffers.chosen.combine, buffers.chosen.combine.stride(0), buffers.chosen.ready, buffers.chosen.turn,
         buffers.fetch.count, buffers.fetch.expert, buffers.fetch.slot,
-        pool.table, pool.keys, pool.stamp, pool.score, pool.queue, pool.queue_score, pool.admit,
+        pool.table, pool.keys, pool.stamp, pool.score, pool.queue, pool.queue_score, pool.admit, pool.prefetch,
         pool.control, pool.counters, pool.state, pool.row_scratch, pool.split, pool.split.shape[2],
         box.bell, box.ids, box.weights, box.rows,
         ring.ids if ring else pool.state, ring.logits if ring else pool.state, len(ring.ids) if ring else 1,
-        moe_index, layers, experts, pool.slots, pool.staging,
+        moe_index, layers, experts, pool.slots, pool.staging - pool.ahead,
         T=rows, TP=rows_padded, K=top_k, KP=k_padded, EP=triton.next_power_of_2(experts),
         HP=min(2048, triton.next_power_of_2(width)), W=max(32, 2 * routes),
         GATED=columns > experts, NORMALIZE=normalize, POLICY=pool.policy, RESIDENT=pool.resident,
         CPU=mailbox is not None and not pool.resident, FETCH=pool.readable, RECORD=ring is not None,
-        TOKENS=DECODE_TOKENS, INTERPRETED=INTERPRETED, PDL=PDL, num_warps=_warps(routes), **launch_options(),
+        PREFETCH=PREFETCH_PROGRAMS if prefetched else 0, TOKENS=DECODE_TOKENS, INTERPRETED=INTERPRETED, PDL=PDL,
+        num_warps=_warps(routes), **launch_options(),
     )  # fmt: skip
 
 
@@ -80,10 +85,11 @@ def _check(pool: SlotTensors, rows: int, top_k: int, mailbox: Mailbox | None) ->
     if pool.resident or mailbox is not None:
         return
     needed = min(rows * top_k, pool.table.shape[1])
-    if not pool.readable or pool.staging < needed:
+    staging = pool.staging - pool.ahead
+    if not pool.readable or staging < needed:
         raise ValueError(
             f"without the CPU, {rows} rows of {top_k} experts need {needed} staging slots and pinned experts; "
-            f"there are {pool.staging}{'' if pool.readable else ', not pinned'}"
+            f"there are {staging}{'' if pool.readable else ', not pinned'}"
         )
 
 
@@ -92,14 +98,14 @@ def _route(
     logits, logits_stride, hidden, hidden_stride, width,
     ids_out, weights_out, gates_out, chosen_count, chosen_slot, combine, combine_stride, ready, turn,
     fetch_count, fetch_expert, fetch_slot,
-    table, keys, stamp, score, queue, queue_score, admit, control, counters, state, scratch,
+    table, keys, stamp, score, queue, queue_score, admit, prefetch, control, counters, state, scratch,
     split, most,
     bell, box_ids, box_weights, box_rows,
     ring_ids, ring_logits, ring_steps,
     moe_index, layers, experts, slots, staging,
     T: tl.constexpr, TP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, HP: tl.constexpr,
     W: tl.constexpr, GATED: tl.constexpr, NORMALIZE: tl.constexpr, POLICY: tl.constexpr, RESIDENT: tl.constexpr,
-    CPU: tl.constexpr, FETCH: tl.constexpr, RECORD: tl.constexpr, TOKENS: tl.constexpr,
+    CPU: tl.constexpr, FETCH: tl.constexpr, RECORD: tl.constexpr, PREFETCH: tl.constexpr, TOKENS: tl.constexpr,
     INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     R: tl.constexpr = TP * KP
@@ -158,7 +164,7 @@ def _route(
             all_ids = tl.load(ids_out + number // KP * K + number % KP, inside, -1)
             all_weights = tl.load(weights_out + number // KP * K + number % KP, inside, 0.0)
             if not RESIDENT and POLICY != LRU:
-                mass = _total_mass(scratch, experts, T, EP)
+                mass = total_mass(scratch, experts, T, EP)
         else:
             all_ids, all_weights = ids, weights
         here, same, first = distinct(all_ids, T, K, KP, R)
@@ -169,20 +175,10 @@ def _route(
             decide(
                 (all_ids, all_weights, here, same, first), mass, shares, window, (step, tick, began), chosen,
                 (ready, turn), (fetch_count, fetch_expert, fetch_slot),
-                (table, keys, stamp, score, admit, control, counters, state),
+                (table, keys, stamp, score, admit, prefetch, control, counters, state),
                 (bell, box_ids, box_weights), (moe_index, layers, experts, slots, staging),
-                T, K, KP, R, EP, W, POLICY, CPU, FETCH, INTERPRETED,
+                T, K, KP, R, EP, W, POLICY, CPU, FETCH, PREFETCH, INTERPRETED,
             )  # fmt: skip
-
-
-@triton.jit
-def _total_mass(scratch, experts, T: tl.constexpr, EP: tl.constexpr):
-    """The rows' probabilities [EP], summed."""
-    column = tl.arange(0, EP)
-    mass = tl.zeros((EP,), tl.float32)
-    for row in tl.static_range(T):
-        mass += tl.load(scratch + row * experts + column, column < experts, 0.0)
-    return mass
 
 
 @triton.jit

@@ -55,3 +55,25 @@ def nanoseconds(INTERPRETED: tl.constexpr):
         return tl.full((), 0, tl.int64)
     else:
         return globaltimer()
+
+
+PATIENCE = tl.constexpr(20_000_000_000)  # ns
+
+
+@triton.jit
+def wait_for_count(pointer, least):
+    """Until the int32 of the GPU's memory is `least` or more; what was done before it was counted is visible then.
+
+    Not in the interpreter, where everything has its order. After PATIENCE the launch fails: better an error, from which
+    the engine starts again, than a GPU that hangs.
+    """
+    start = globaltimer()
+    while load_acquire_gpu(pointer) < least:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred late; setp.gt.s64 late, $1, $2; @late trap; mov.u32 $0, 0; }",
+            "=r,l,l",
+            [globaltimer() - start, tl.full((), PATIENCE, tl.int64)],
+            tl.int32,
+            is_pure=False,
+            pack=1,
+        )

@@ -41,3 +41,13 @@ def most_probable(x, experts, K: tl.constexpr, KP: tl.constexpr, EP: tl.constexp
     else:
         weights = weights * scale
     return ids, weights, mass * scale
+
+
+@triton.jit
+def total_mass(rows, experts, T: tl.constexpr, EP: tl.constexpr):
+    """rows: float32 [T, experts] in memory -> their sum [EP]."""
+    column = tl.arange(0, EP)
+    mass = tl.zeros((EP,), tl.float32)
+    for row in tl.static_range(T):
+        mass += tl.load(rows + row * experts + column, column < experts, 0.0)
+    return mass

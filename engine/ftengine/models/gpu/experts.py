@@ -16,6 +16,7 @@ from ftengine.experts.online import OnlineSplit, asked_for
 from ftengine.experts.pinned import verify_copied
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import DEFAULT_COSTS, SlotPool
+from ftengine.kernels.triton import prefetch
 from ftengine.kernels.triton.buffers import Mailbox, RouteBuffers
 from ftengine.kernels.triton.experts import experts_decode
 from ftengine.kernels.triton.fetch import admit, fetch
@@ -34,6 +35,7 @@ from ftengine.models.gpu.workspace import DecodeBuffers
 
 Waiting = Literal["gate_up", "down", "join"]
 
+FIRST_PREFETCH = 4  # experts a layer, until it is known what the link has room for
 # of the missing experts; None: by the lanes' costs
 CPU_SHARE: dict[Strategy, float | None] = {"resident": 0.0, "offload": 0.0, "cpu": 1.0, "hybrid": None}
 
@@ -53,6 +55,10 @@ class GpuExperts:
         self._shared = _stream(device) if setup.branches else None
         self._early = setup.readable and setup.strategy != "resident"  # there is a `fetch` to overtake
         self._waiting = _waits_for_shared(setup)
+        self._prefetching = setup.readable and setup.slots > 0 and setup.prefetch > 0 and setup.strategy != "resident"
+        self._foretells = {layer.index + 1 for layer in moes if layer.next_router is not None}
+        self._foresight, self._copying = (_stream(device) if self._prefetching else None for _ in range(2))
+        self._chosen = torch.cuda.Event() if self._foresight is not None else None  # type: ignore[no-untyped-call]
         self._copies = Turns(device)
         if not moes:
             return
@@ -66,9 +72,11 @@ class GpuExperts:
             resident=resident,
             readable=setup.readable,
             trace_steps=setup.trace_steps,
+            ahead=_ahead(setup, top_k, banks[0].experts) if self._prefetching else 0,
             costs=setup.costs or DEFAULT_COSTS,
         )
         self.pool.set_cpu_share(CPU_SHARE[setup.strategy])
+        self.pool.set_prefetch(min(setup.prefetch, FIRST_PREFETCH) if self._prefetching else 0)
         if resident:
             for index, bank in banks.items():
                 self._load(index, bank)
@@ -76,11 +84,12 @@ class GpuExperts:
             self.mailbox = mailboxes.allocate(setup.decode_tokens, top_k, weights.hidden, weights.dtype, device)
             self.lane = Lane([banks[index] for index in range(len(banks))], self.mailbox, setup.threads)
         if setup.strategy == "hybrid" and setup.readable and self.lane is not None:
-            self._split_by(asked_for(), self.pool, self.lane)
+            self._split_by(asked_for(), self.pool, self.lane, setup.prefetch)
         self._routes = {rows: RouteBuffers.allocate(rows, top_k, device) for rows in range(1, setup.decode_tokens + 1)}
         widest = max(layer.layout.intermediate for layer in moes)
         rows = setup.decode_tokens
         self._shared_out = torch.zeros(rows, weights.hidden, device=device)
+        self._foretold = torch.zeros(rows, self.pool.experts if self._prefetching else 0, device=device)
         self._scratch = torch.empty(rows * top_k * rows * widest, dtype=weights.dtype, device=device)
 
     def decode(self, layer: DeviceMoe, buffers: DecodeBuffers) -> None:
@@ -97,6 +106,7 @@ class GpuExperts:
             act=hidden.dtype,
             normalized=hidden,
         )
+        self._foretell(layer, hidden)
         shared = None
         if layer.shared_down is not None:
             shared = residual if self.mailbox is None else self._shared_out[:rows]  # which `join` adds
@@ -111,7 +121,9 @@ class GpuExperts:
             layer.normalize,
             routes,
             self.mailbox,
+            prefetched=self._prefetching and index in self._foretells,
         )
+        self._prefetch(layer, rows)
         fetch(pool, index, bank, routes)
         self._admit(index, bank)
         self._join_shared(layer, "gate_up")
@@ -155,6 +167,8 @@ class GpuExperts:
     def end_step(self) -> None:
         """The step ends when the background's work has."""
         self._join(self._background)
+        self._join(self._foresight)
+        self._join(self._copying)
 
     def stats(self) -> CacheStats | None:
         """What was counted so far; waits for the device. None for a model without routed experts."""
@@ -179,10 +193,10 @@ class GpuExperts:
         if self.lane is not None:
             self.lane.close()
 
-    def _split_by(self, asked: float | bool, pool: SlotPool, lane: Lane) -> None:
-        """asked: see online.asked_for."""
+    def _split_by(self, asked: float | bool, pool: SlotPool, lane: Lane, prefetch: int) -> None:
+        """asked: see online.asked_for. prefetch: experts a layer, at most."""
         if asked is True:
-            self.split = OnlineSplit(pool, lane)
+            self.split = OnlineSplit(pool, lane, most_prefetched=prefetch if self._prefetching else 0)
         elif asked is not False:
             pool.set_cpu_share(asked)
 
@@ -193,6 +207,28 @@ class GpuExperts:
         first = index * self.pool.experts
         if wrong := verify_copied(bank, self.pool.tensors.blocks[first : first + self.pool.experts]):
             raise FtError(f"{wrong}, in MoE layer {index}", "ft serve --device cpu")
+
+    def _foretell(self, layer: DeviceMoe, hidden: torch.Tensor) -> None:
+        """What the next layer's router is expected to say, beside what follows."""
+        if self._prefetching and layer.next_router is not None:
+            with self._beside(self._foresight):
+                linear((layer.next_router,), hidden, self._foretold[: len(hidden)], act=hidden.dtype)
+
+    def _prefetch(self, layer: DeviceMoe, rows: int) -> None:
+        if self._prefetching and layer.next_router is not None:
+            assert self.pool is not None
+            pool, index = self.pool.tensors, layer.index + 1
+            with self._beside(self._foresight):
+                prefetch.choose(pool, index, self._foretold[:rows], layer.top_k)
+                if self._chosen is not None:
+                    self._chosen.record()
+                with self._beside(self._copying):
+                    prefetch.copy(pool, index, self._banks[index])
+
+    def _join_choice(self, layer: DeviceMoe, kernel: Waiting) -> None:
+        """Before the next layer looks its experts up."""
+        if kernel == self._waiting and self._prefetching and layer.next_router is not None and self._chosen is not None:
+            torch.cuda.current_stream().wait_event(self._chosen)
 
     def _admit(self, index: int, bank: ExpertBank) -> None:
         if self.mailbox is not None and self.pool is not None:
@@ -210,6 +246,7 @@ class GpuExperts:
             yield
 
     def _join_shared(self, layer: DeviceMoe, kernel: Waiting) -> None:
+        self._join_choice(layer, kernel)
         if layer.shared_down is not None and kernel == self._waiting:
             self._join(self._shared)
 
@@ -229,6 +266,13 @@ def _waits_for_shared(setup: GpuSetup) -> Waiting:
     if setup.uses_cpu:
         return "join"
     return "gate_up" if setup.strategy == "resident" else "down"
+
+
+def _ahead(setup: GpuSetup, top_k: int, experts: int) -> int:
+    """Staging slots for prefetched experts; decode needs the others."""
+    wanted = 2 * setup.prefetch
+    needed = 0 if setup.uses_cpu else min(setup.decode_tokens * top_k, experts)
+    return wanted if setup.staging >= wanted + needed else 0
 
 
 def _shared_expert(layer: DeviceMoe, projected: torch.Tensor, buffers: DecodeBuffers, out: torch.Tensor) -> None:

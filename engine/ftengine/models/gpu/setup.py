@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
+from ftengine.errors import ConfigError
 from ftengine.experts.split import LaneCosts
 from ftengine.kernels.triton.buffers import DECODE_TOKENS
+from ftengine.kernels.triton.cache_state import PREFETCH_MAX
 
 TRACE_STEPS = 32  # 0.7 MB for a model in the shape of Qwen3.6-35B-A3B; a recording empties the ring as it fills
+
+PREFETCH = 8  # experts
 
 Strategy = Literal["resident", "offload", "cpu", "hybrid"]
 
@@ -31,6 +36,7 @@ class GpuSetup:
     trace_steps: int = TRACE_STEPS  # of routing that lie on the GPU while they are recorded; 0: none can be
     readable: bool = True  # the GPU can read the experts in host memory: they are pinned
     branches: bool = True  # the shared expert is computed beside the lookup
+    prefetch: int = PREFETCH  # experts copied before their layer begins, at most; 0: none
     costs: LaneCosts | None = None  # of the two lanes at the same time, where they were measured
 
     @property
@@ -41,3 +47,13 @@ class GpuSetup:
     @property
     def uses_cpu(self) -> bool:
         return self.strategy in ("cpu", "hybrid")
+
+
+def prefetch_asked_for() -> int:
+    """FT_PREFETCH, for measurements: GpuSetup.prefetch. Raises ConfigError."""
+    text = os.environ.get("FT_PREFETCH", str(PREFETCH))
+    if not text.isdecimal() or int(text) > PREFETCH_MAX.value:
+        raise ConfigError(
+            f"FT_PREFETCH is {text!r}: from 0 to {PREFETCH_MAX.value} experts a layer", "unset FT_PREFETCH"
+        )
+    return int(text)
