@@ -118,6 +118,9 @@ def _explain(output: Output, told: list[Finding]) -> None:
         rows = [[term["name"], term["formula"], *_amount(term), f"{term['ms']['likely']:.2f}"] for term in terms]
         output.say("")
         output.table(TERMS, [*rows, [end, "", "", "", f"{total:.2f}"]], None, "")
+        for term in terms:
+            if term["words"]:
+                output.result(f"{term['name']}: {term['words']}", None)
 
 
 def _amount(term: dict[str, Any]) -> tuple[str, str]:

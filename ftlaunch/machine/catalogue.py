@@ -45,7 +45,8 @@ def entry(name: str, asked: Asked, machine: Machine) -> Finding:
     where = "on the CPU" if found.device == "cpu" else f"{data['strategy']}, on the GPU"
     share = found.slots / model.sizes.total
     lanes = known or predict.assumed_lanes(model, machine)
-    made = predicted(model, found, machine, hits.expected(share), lanes)
+    foretold = predict.foretold_of(predict.setting_of(model, found), served.Entry("", ""))
+    made = predicted(model, found, machine, hits.expected(share), lanes, foretold)
     data["tokens_per_second"] = None if made is None else asdict(made.decode)
     return Finding("catalogue.model", "runs", f"{name}: {where}{_rates(made)} ({NOTICE})", data=data)
 

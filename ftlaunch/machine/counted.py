@@ -31,6 +31,7 @@ def served(stats: Mapping[str, Any], server: str) -> tuple[Served, str | None] |
         int(steps["count"]),
         _hit_rate(engine.get("experts")),
         _prompt(stats.get("first_tokens") or ()),
+        _foretold(engine.get("experts")),
     )
     return found, None if gpu is None or setting.device == "cpu" else str(gpu).partition(" (")[0]
 
@@ -50,6 +51,16 @@ def _hit_rate(experts: Mapping[str, Any] | None) -> float | None:
         return None
     total = experts["total"]
     return float(total["hit_rate"]) if total["hits"] + total["misses"] else None
+
+
+def _foretold(experts: Mapping[str, Any] | None) -> float | None:
+    """None where nothing was copied ahead, as by a server that does not do that: it tells nothing of the model."""
+    total = experts["total"] if experts and not experts["resident"] else {}
+    if not total.get("prefetched"):
+        return None
+    used = int(total["foretold"])
+    missing = used + total["misses"]
+    return round(used / missing, 4) if missing else None
 
 
 def _prompt(first_tokens: Iterable[Mapping[str, Any]]) -> Prompt | None:

@@ -80,6 +80,16 @@ def hits_of(setting: Setting, entry: Entry) -> Hits:
     return hits.carried(share, near.hit_rate, near.setting.slots)
 
 
+def foretold_of(setting: Setting, entry: Entry) -> Hits:
+    """As counted by servers with about as many experts in slots, or by others; else as stated."""
+    if setting.strategy not in ("hybrid", "offload") or not setting.slots:
+        return hits.NO_FORESIGHT
+    alike = served.foretold(entry.runs(setting))
+    if alike is not None:
+        return hits.foretold(alike)
+    return hits.foretold(served.foretold(entry.served), alike=False)
+
+
 def corrected(made: Speed, runs: list[Served]) -> Speed:
     """By what was served. What is slower by more than FAR is not followed before BELIEVED servers were."""
     told = decode_error(made, runs)
@@ -117,8 +127,8 @@ def finding(model: Model, fit: Fit, asked: Asked, known: Lanes | None) -> Findin
     """`model.speed`. A first prediction of what was served already is kept beside that."""
     machine, mine = machine_of(asked, threads=fit.threads), entry_of(model, fit, asked)
     entry, setting = served.find(mine.model, mine.cpu, mine.gpu), setting_of(model, fit)
-    expected = hits_of(setting, entry)
-    made = predict(model, fit, machine, expected, known or assumed_lanes(model, machine))
+    expected, foreseen = hits_of(setting, entry), foretold_of(setting, entry)
+    made = predict(model, fit, machine, expected, known or assumed_lanes(model, machine), foreseen)
     if made is None:
         why = "of the GPU's memory or of the link to it no bandwidth is told"
         if fit.device == "cpu":
@@ -128,7 +138,7 @@ def finding(model: Model, fit: Fit, asked: Asked, known: Lanes | None) -> Findin
     if runs and entry.first(setting) is None:
         entry = served.keep(msgspec.structs.replace(mine, predicted=(prediction,)))
     final = corrected(made, runs)
-    data = _data(final, expected) | {"prediction": msgspec.to_builtins(prediction)} | told_of(entry, setting)
+    data = _data(final, expected, foreseen) | {"prediction": msgspec.to_builtins(prediction)} | told_of(entry, setting)
     if not runs:
         return Finding("model.speed", "speed", said(final), data=data)
     found = Finding("model.speed", "speed", f"{said(final)}; {compared(entry, setting)}", data=data)
@@ -177,17 +187,17 @@ def said(made: Speed) -> str:
     return f"{rates}, {CONTEXT} tokens of a first prompt in {prompt.low:.2g} to {prompt.high:.2g} s"
 
 
-def _data(made: Speed, expected: Hits) -> dict[str, Any]:
+def _data(made: Speed, expected: Hits, foreseen: Hits) -> dict[str, Any]:
     return {
         "tokens_per_second": asdict(made.decode),
         "prompt_seconds": asdict(made.prompt),
         "prompt_tokens": CONTEXT,
         "hits": asdict(expected),
+        "foretold": asdict(foreseen),
         "decode_terms": [_term(term) for term in made.decode_terms],
         "prompt_terms": [_term(term) for term in made.prompt_terms],
     }
 
 
 def _term(term: Term) -> dict[str, Any]:
-    ms = asdict(term.ms)
-    return {"name": term.name, "formula": term.formula, "bytes": term.bytes, "bandwidth": term.bandwidth, "ms": ms}
+    return asdict(term)

@@ -81,7 +81,9 @@ class Prompt(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """One server's life until it ended, or was last asked. tokens_per_second: by the median step.
 
-    hit_rate: None where none is counted. prompt: the median of its cold prompts, None without any.
+    hit_rate: None where none is counted. prompt: the median of its cold prompts, None without any. foretold: of the
+    experts that were not found in slots, those that were copied into one before their layer began; None where nothing
+    was copied so.
     """
 
     server: str
@@ -91,11 +93,13 @@ class Served(msgspec.Struct, frozen=True):
     steps: int
     hit_rate: float | None = None
     prompt: Prompt | None = None
+    foretold: float | None = None
 
     def __post_init__(self) -> None:
         _check(self.tokens_per_second)
-        if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
-            raise ValueError(f"{self.hit_rate} is not a share")
+        for share in (self.hit_rate, self.foretold):
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{share} is not a share")
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -125,9 +129,18 @@ def rate(runs: Sequence[Served]) -> float:
 
 def hit_rate(runs: Sequence[Served]) -> float | None:
     """By steps: other programs do not change it."""
-    counted = [(run.hit_rate, run.steps) for run in runs if run.hit_rate is not None]
-    steps = sum(count for _, count in counted)
-    return sum(hits * count for hits, count in counted) / steps if steps else None
+    return _by_steps((run.hit_rate, run.steps) for run in runs)
+
+
+def foretold(runs: Iterable[Served]) -> float | None:
+    """Of the experts that were missing, by steps."""
+    return _by_steps((run.foretold, (1.0 - (run.hit_rate or 0.0)) * run.steps) for run in runs)
+
+
+def _by_steps(shares: Iterable[tuple[float | None, float]]) -> float | None:
+    counted = [(share, weight) for share, weight in shares if share is not None]
+    whole = sum(weight for _, weight in counted)
+    return sum(share * weight for share, weight in counted) / whole if whole else None
 
 
 def error(first: Predicted | None, runs: Sequence[Served]) -> float | None:

@@ -1,8 +1,10 @@
 """Decode speed and first-prompt time, predicted from a model's sizes and a machine's bandwidths: what is read, by what.
 
-A decoded token takes D / B_V + h * T / B_V + missing((1 - h) * T) + L * tau: D the dense bytes that it reads, T its
+A decoded token takes D / B_V + h * T / B_V + L * tau + lanes((1 - h) * T): D the dense bytes that it reads, T its
 routed experts' bytes, h the share of them in slots, B_V the bandwidth of the memory that the device reads, L layers and
-tau what a layer takes however little it reads. On the CPU everything is read from host memory: (D + T) / B_H + L * tau.
+tau what a layer takes however little it reads. Of the experts without a slot some are copied into one while the layer
+before is computed, and take what that does not hide. On the CPU everything is read from host memory: (D + T) / B_H +
+L * tau.
 docs/fit.md says where the shares, times and hit rates below were measured.
 """
 
@@ -14,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ftengine.models.gpu.strategy import Lanes, missing_us
+from ftengine.models.gpu.strategy import LAYER, Lanes, Missing, missing_experts
 from ftlaunch.machine.fit import Fit, Model
-from ftlaunch.machine.hits import Hits
+from ftlaunch.machine.hits import NO_FORESIGHT, Hits
 
 if TYPE_CHECKING:
     from ftengine.models.gpu.setup import Strategy
@@ -50,7 +52,7 @@ HOST = Span(0.85, 1.05, 1.65)  # of host memory: a virtual machine's may be fast
 FIXED = Span(0.70, 1.00, 1.45)
 LANES, ROUGH_LANES = Span(0.90, 1.00, 1.15), Span(0.78, 1.00, 1.25)  # of missing experts' time
 CPU_LAYER, CPU_STEP = 0.1, 0.35  # ms
-GPU_LAYER = 0.031  # ms of a decode step
+GPU_LAYER = LAYER / 1e3  # ms of a decode step
 GPU_PROMPT_LAYER = 3.4  # ms of a step with prompt tokens, whatever their number up to some hundred
 OVERLAP = 0.5  # of the shorter one of computing and fetching is not hidden behind the longer one
 COMPUTE = Span(0.75, 1.0, 1.4)
@@ -78,13 +80,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the time. bytes and bandwidth: None where it is not made of them. ms: low, likely, high."""
+    """A part of the time. bytes and bandwidth: None where it is not made of them. ms: low, likely, high.
+
+    words: what more there is to tell of it, a sentence.
+    """
 
     name: str
     formula: str
     ms: Span
     bytes: float | None = None
     bandwidth: float | None = None
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,13 @@ class Speed:
     prompts: tuple[tuple[int, float], ...] = ()
 
 
-def predict(model: Model, fit: Fit, machine: Machine, hits: Hits, lanes: Lanes | None = None) -> Speed | None:
+def predict(
+    model: Model, fit: Fit, machine: Machine, hits: Hits, lanes: Lanes | None = None, foretold: Hits = NO_FORESIGHT
+) -> Speed | None:
     """Before anything was served. None where the machine's bandwidth is not known, or the model does not fit.
 
-    hits: share of a token's experts in slots. lanes: what experts without a slot cost on this machine.
+    hits: share of a token's experts in slots. lanes: what experts without a slot cost on this machine. foretold: share
+    of those that are copied into slots while the layer before is computed.
     """
     if not fit.fits:
         return None
@@ -119,7 +128,7 @@ def predict(model: Model, fit: Fit, machine: Machine, hits: Hits, lanes: Lanes |
         resident = fit.strategy is None or fit.strategy.strategy == "resident"
         if not machine.device or not (resident or lanes):
             return None
-        decode = _gpu_decode(model, fit, machine.device, hits, lanes)
+        decode = _gpu_decode(model, fit, machine.device, hits, lanes, foretold)
         of_prompt = partial(_gpu_prompt, model, fit, machine.link)
     step, prompt = total(decode), of_prompt(CONTEXT)
     rates = Span(1e3 / step.high, 1e3 / step.likely, 1e3 / step.low)
@@ -176,30 +185,50 @@ def _touched(model: Model, tokens: int) -> float:
     return 1.0 - (1.0 - min(1.0, model.demand.top_k / model.sizes.experts)) ** tokens
 
 
-def _gpu_decode(model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes | None) -> tuple[Term, ...]:
+def _gpu_decode(
+    model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes | None, foretold: Hits
+) -> tuple[Term, ...]:
     routed = routed_bytes(model)
     terms = [_stream("dense weights, state", "D / B_V", dense_bytes(model), device)]
     strategy: Strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
     found = Hits(1.0, 1.0, 1.0) if strategy == "resident" else hits
     if found.likely:
         terms.append(_stream("experts in slots", "h T / B_V", found.likely * routed, device))
-    if strategy != "resident" and lanes is not None:
-        terms.append(_missing(model, strategy, found, lanes))
     terms.append(Term("layers", "L * tau", FIXED.times(layers(model) * GPU_LAYER)))
+    if strategy != "resident" and lanes is not None:
+        hidden = total(terms).likely * 1e3 / model.sizes.layers
+        terms.append(_missing(model, strategy, found, lanes, foretold, hidden))
     return tuple(terms)
 
 
-def _missing(model: Model, strategy: Strategy, hits: Hits, lanes: Lanes) -> Term:
-    """A layer's experts without a slot, by the lanes' costs; more hits, less time."""
+def _missing(model: Model, strategy: Strategy, hits: Hits, lanes: Lanes, foretold: Hits, hidden: float) -> Term:
+    """A layer's experts without a slot: by the lanes' costs, and what copies of foretold ones take beside `hidden`, the
+    microseconds of the layer's other work. The span is that of all ends of hits and foresight.
+    """
+    count, top_k = model.sizes.layers, model.demand.top_k
 
-    def ms(share: float) -> float:
-        return model.sizes.layers * missing_us(strategy, model.demand.top_k, 1.0 - share, lanes) / 1e3
+    def of(found: float, named: float) -> Missing:
+        return missing_experts(strategy, top_k, 1.0 - found, lanes, named, hidden)
 
-    likely = ms(hits.likely)
+    likely = of(hits.likely, foretold.likely)
+    ends = [of(found, named).us for found in (hits.low, hits.high) for named in (foretold.low, foretold.high)]
     around = ROUGH_LANES if lanes.rough else LANES
-    span = Span(around.low * ms(hits.high), likely, around.high * ms(hits.low))
+    low, high = around.low * min(likely.us, *ends), around.high * max(likely.us, *ends)
+    span = Span(low, likely.us, high).times(count / 1e3)
     size = (1.0 - hits.likely) * routed_bytes(model)
-    return Term("missing experts", "lanes((1-h) T)", span, size, size / likely * 1e3 if likely else None)
+    bandwidth = size / span.likely * 1e3 if span.likely else None
+    words = _foreseen(likely, (1.0 - hits.likely) * top_k, foretold, hidden) if likely.copied else ""
+    return Term("missing experts", "lanes((1-h) T)", span, size, bandwidth, words)
+
+
+def _foreseen(likely: Missing, missing: float, foretold: Hits, hidden: float) -> str:
+    source = "counted" if foretold.counted else "stated"
+    return (
+        f"of {missing:.2f} missing experts a layer {likely.copied:.2f} are foretold and copied before it begins "
+        f"({foretold.likely:.0%} {source}, {foretold.low:.0%} to {foretold.high:.0%}): what is left takes "
+        f"{likely.left:.1f} us, and the copies {likely.late:.1f} us that are not hidden behind the layer's other "
+        f"{hidden:.0f} us"
+    )
 
 
 def _gpu_prompt(model: Model, fit: Fit, link: float | None, tokens: int) -> tuple[Term, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ftengine.models.gpu.strategy import Choice
+from ftengine.models.gpu.strategy import FORETOLD, Choice
 from ftengine.scheduler.expert_stats import ExpertStats, LayerCounts
 from ftengine.scheduler.stats import StepCounts
 from ftlaunch.machine import bundled, catalogue, counted, predict, served
@@ -54,6 +54,58 @@ def test_counters_of_a_server() -> None:
     on_cpu = counted.served(stats(StepCounts(200, 1.0, 1, 0, 4.0)), "id")
     assert on_cpu is not None
     assert (on_cpu[0].setting, on_cpu[0].prompt, on_cpu[1]) == (Setting("cpu", threads=16), None, None)
+
+
+def test_foretold_experts_of_a_server(ft_home: Path) -> None:
+    """Of those that no slot had: by the counters of the engine, where it copies ahead, and has copied anything."""
+    assert {"hits", "misses", "prefetched", "foretold"} <= set(LayerCounts.__struct_fields__)
+    total = {"hits": 94, "misses": 6, "hit_rate": 0.8, "prefetched": 20, "foretold": 14}
+    cases = [
+        ({}, False, 0.7),
+        ({"misses": 0}, False, 1.0),
+        ({"foretold": 0}, False, 0.0),
+        ({"foretold": 0, "misses": 0, "hit_rate": 1.0}, False, None),
+        ({"prefetched": 0, "foretold": 0}, False, None),
+        ({}, True, None),
+    ]
+    for changes, resident, expected in cases:
+        experts = {"resident": resident, "slots": 25, "pool": 100, "total": total | changes}
+        found = counted.served(stats(StepCounts(200, 1.0, 1, 0, 4.0), experts, "cuda"), "id")
+        assert found is not None
+        assert found[0].foretold == expected
+        kept = served.keep(replace(MINE, served=(found[0],)))
+        assert served.find(MINE.model, MINE.cpu, MINE.gpu) == kept
+        assert kept.served[0].foretold == expected
+    with pytest.raises(ValueError, match="not a share"):
+        replace(DID, foretold=1.2).__post_init__()
+
+
+def test_records_from_before_copies_ahead_are_read(ft_home: Path) -> None:
+    served.keep(replace(MINE, predicted=(FIRST,), served=(DID,)))
+    path = ft_home / "cache" / "speed.json"
+    content = json.loads(path.read_text())
+    assert content["models"][0]["served"][0].pop("foretold", "") is None
+    path.write_text(json.dumps(content))
+    assert served.find(MINE.model, MINE.cpu, MINE.gpu).served == (DID,)
+
+
+def test_counted_foresight_stands_in_place_of_what_is_stated() -> None:
+    """By missing experts, where about as many have a slot; it is carried to other settings; none without slots."""
+    some, more = replace(DID, foretold=0.8), replace(DID, server="two", foretold=0.5, hit_rate=0.75)
+    entry = replace(MINE, served=(some, more))
+    found = predict.foretold_of(WAY, entry)
+    assert (found.likely, found.counted) == (pytest.approx((2 * 0.8 + 0.5) / 3), True)
+    assert found.high - found.low == pytest.approx(0.2)
+    carried = predict.foretold_of(replace(WAY, slots=0.25, strategy="offload"), entry)
+    assert (carried.likely, carried.counted, carried.low, carried.high) == (
+        found.likely,
+        True,
+        FORETOLD[0],
+        FORETOLD[2],
+    )
+    assert predict.foretold_of(WAY, replace(MINE, served=(DID,))).likely == FORETOLD[1]
+    for setting in (replace(WAY, slots=0.0), replace(WAY, strategy="cpu"), Setting("cpu", threads=2)):
+        assert predict.foretold_of(setting, entry).high == 0.0
 
 
 @pytest.mark.parametrize("steps", [StepCounts(63, 1.0, 1, 0, 4.0), StepCounts(500, 1.5, 8, 0, 4.0), StepCounts()])

@@ -13,8 +13,10 @@ import pytest
 from ftengine.config import EngineConfig
 from ftengine.experts.split import LaneCosts
 from ftengine.kernels import native
-from ftengine.models.gpu.strategy import Choice, Lanes, missing_us
+from ftengine.models.gpu.strategy import FORETOLD, Choice, Lanes, missing_experts
 from ftlaunch.cli import main
+from ftlaunch.cli.fit import _explain
+from ftlaunch.cli.output import Output
 from ftlaunch.machine import bundled, catalogue, hits, lanes, memory_read, model, predict
 from ftlaunch.machine.fit import Fit, Model, Room, fit, read
 from ftlaunch.machine.probe import Asked
@@ -120,10 +122,13 @@ def test_a_range_is_at_most_twice_as_wide() -> None:
             model, told = on_gpu(strategy, share)
             for rate in (8e9, 25e9, 50e9):
                 machine = replace(H200, link=rate, device=rate * 20)
-                made = predicted(model, told, machine, hits.expected(share), LANES)
-                assert made is not None
-                for span in (made.decode, made.prompt):
-                    assert span.low <= span.likely <= span.high <= span.low * WIDEST * 1.0001
+                for foretold in (hits.NO_FORESIGHT, hits.foretold(None)):
+                    made = predicted(model, told, machine, hits.expected(share), LANES, foretold)
+                    assert made is not None
+                    for span in (made.decode, made.prompt):
+                        assert span.low <= span.likely <= span.high <= span.low * WIDEST * 1.0001
+                    for term in made.decode_terms:
+                        assert 0 <= term.ms.low <= term.ms.likely <= term.ms.high
     made = predicted(bundled.model("demo"), Fit("cpu"), Machine(host=20e9, lane=20e9), hits.expected(1.0))
     assert made is not None
     assert made.decode.high <= made.decode.low * WIDEST
@@ -140,8 +145,13 @@ def test_more_slots_and_more_bandwidth_are_never_slower() -> None:
 
     shares = [n / 40 for n in range(41)]
     for strategy in ("hybrid", "offload"):
-        grown = rates([predicted(*on_gpu(strategy, n), H200, hits.expected(n), LANES) for n in shares])
-        assert grown == sorted(grown)
+        for foretold in (hits.NO_FORESIGHT, hits.foretold(None)):
+            grown = rates([predicted(*on_gpu(strategy, n), H200, hits.expected(n), LANES, foretold) for n in shares])
+            assert grown == sorted(grown)
+    model, told = on_gpu("hybrid", 0.25)
+    known = [hits.foretold(n / 10) for n in range(11)]
+    grown = rates([predicted(model, told, H200, hits.expected(0.25), LANES, foretold) for foretold in known])
+    assert grown == sorted(grown)
     model, told = on_gpu("hybrid", 0.1)
     faster = [replace(H200, device=n * 1e11) for n in range(1, 50)]
     grown = rates([predicted(model, told, machine, hits.expected(0.1), LANES) for machine in faster])
@@ -156,13 +166,76 @@ def test_terms_add_up() -> None:
     model, told = on_gpu("hybrid", 0.25)
     made = predicted(model, told, H200, hits.counted(0.86), LANES)
     assert made is not None
-    dense, slots, absent, layers = made.decode_terms
+    dense, slots, layers, absent = made.decode_terms
     assert total(made.decode_terms).likely == pytest.approx(1e3 / made.decode.likely)
     assert dense.bytes == dense_bytes(model)
     assert slots.bytes == pytest.approx(0.86 * 40 * 8 * 1781760)
     assert routed_bytes(model) == 40 * 8 * 1781760
-    assert absent.ms.likely == pytest.approx(40 * missing_us("hybrid", 8, 0.14, LANES) / 1e3)
+    assert absent.ms.likely == pytest.approx(40 * missing_experts("hybrid", 8, 0.14, LANES).us / 1e3)
     assert layers.ms.likely == pytest.approx(40 * 0.031)
+    assert absent.words == "", "nothing is foretold"
+
+
+# One H200, with copies ahead and without in turn: hits without them, tokens a second without and with, share of missing
+# experts that were foretold. In one process with its client, and so slower than the servers above
+AHEAD = [
+    ("hybrid", 0.25, 1 - 1.07 / 8, 219, 265, 0.86),
+    ("offload", 0.25, 1 - 1.05 / 8, 228, 280, 0.83),
+    ("hybrid", 0.10, 1 - 3.21 / 8, 175, 213, 0.61),
+]
+
+
+@pytest.mark.parametrize(("strategy", "share", "rate", "without", "tokens", "foretold"), AHEAD)
+@pytest.mark.parametrize("lanes", [LANES, NEXT])
+def test_what_was_measured_with_copies_ahead(
+    lanes: Lanes, strategy: str, share: float, rate: float, without: float, tokens: float, foretold: float
+) -> None:
+    """The range of what is stated contains it; with the counted shares, copies gain what they did, within 12 %."""
+    model, told = on_gpu(strategy, share)
+    before = predicted(model, told, H200, hits.expected(share), lanes, hits.foretold(None))
+    plain = predicted(model, told, H200, hits.counted(rate), lanes)
+    after = predicted(model, told, H200, hits.counted(rate), lanes, hits.foretold(foretold))
+    assert before is not None
+    assert plain is not None
+    assert after is not None
+    assert before.decode.low <= tokens <= before.decode.high
+    assert after.decode.likely / plain.decode.likely == pytest.approx(tokens / without, rel=0.12)
+
+
+def test_foresight_is_told() -> None:
+    """The term of missing experts, of a layer with as much else to do as the other terms say; its ends are those of
+    both shares, and its words have the numbers.
+    """
+    model, told = on_gpu("hybrid", 0.25)
+    curve, stated = hits.expected(0.25), hits.foretold(None)
+    assert (stated.low, stated.likely, stated.high, stated.counted) == (*FORETOLD, False)
+    made = predicted(model, told, H200, curve, LANES, stated)
+    assert made is not None
+    *others, absent = made.decode_terms
+    hidden = total(others).likely * 1e3 / 40
+    likely = missing_experts("hybrid", 8, 0.15, LANES, 0.6, hidden)
+    assert absent.ms.likely == pytest.approx(40 * likely.us / 1e3)
+    worst = missing_experts("hybrid", 8, 1 - curve.low, LANES, stated.low, hidden)
+    best = missing_experts("hybrid", 8, 1 - curve.high, LANES, stated.high, hidden)
+    assert absent.ms.high == pytest.approx(1.15 * 40 * worst.us / 1e3)
+    assert absent.ms.low == pytest.approx(0.9 * 40 * best.us / 1e3)
+    for words in ("of 1.20 missing", f"{likely.copied:.2f} are foretold", "60% stated, 30% to 95%", f"{hidden:.0f} us"):
+        assert words in absent.words
+    counted = predicted(model, told, H200, curve, LANES, hits.foretold(0.8))
+    assert counted is not None
+    assert "80% counted, 70% to 90%" in counted.decode_terms[-1].words
+    for setting in (("cpu", 0.0), ("resident", 1.0)):
+        speed = predicted(*on_gpu(*setting), H200, hits.expected(setting[1]), LANES, stated)
+        assert speed is not None
+        assert not any(term.words for term in speed.decode_terms)
+
+
+def test_foresight_counted_elsewhere() -> None:
+    """With as many slots: about what was counted. With others: as likely, within what is stated or up to it."""
+    assert hits.foretold(0.97) == hits.Hits(pytest.approx(0.87), 0.97, 1.0, counted=True)
+    assert hits.foretold(0.04) == hits.Hits(0.0, 0.04, pytest.approx(0.14), counted=True)
+    assert hits.foretold(0.97, alike=False) == hits.Hits(FORETOLD[0], 0.97, 0.97, counted=True)
+    assert hits.foretold(0.2, alike=False) == hits.Hits(0.2, 0.2, FORETOLD[2], counted=True)
 
 
 def test_nothing_is_predicted_of_an_unknown_machine() -> None:
@@ -244,7 +317,7 @@ def test_explained(demo_model: Path, ft_home: Path, capsys: pytest.CaptureFixtur
     data = next(each["data"] for each in document["findings"] if each["id"] == "model.speed")
     assert set(data) == {
         *("tokens_per_second", "prompt_seconds", "prompt_tokens", "hits", "decode_terms", "prompt_terms"),
-        *("prediction", "predicted", "served", "error", "prompt_error"),
+        *("foretold", "prediction", "predicted", "served", "error", "prompt_error"),
     }
     assert data["served"] is None
     assert main(["show", str(demo_model), "--fit", "--explain"]) == 0
@@ -272,9 +345,16 @@ FLAGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("changes", "setting"), FLAGS)
 def test_as_ft_serve_with_flags(
-    changes: dict[str, Any], setting: dict[str, Any], demo_model: Path, ft_home: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any],
+    setting: dict[str, Any],
+    demo_model: Path,
+    ft_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The setting is that of the records of such a server, and each has its own prediction."""
+    """The setting is that of the records of such a server, and each has its own prediction; --explain tells of copies
+    ahead where there are any.
+    """
     monkeypatch.setattr(memory_read, "short", lambda threads=None: 1e10 * (threads or 4))
     known = {
         "gpu.use": {"usable": True, "name": "Fake 4090", "free": 7 * GIB},
@@ -286,6 +366,14 @@ def test_as_ft_serve_with_flags(
     assert found["model.speed"].data["prediction"]["setting"] == setting
     rates = found["model.speed"].data["tokens_per_second"]
     assert 0 < rates["low"] <= rates["likely"] <= rates["high"]
+    ahead = setting["strategy"] in ("hybrid", "offload")
+    assert found["model.speed"].data["foretold"]["likely"] == (FORETOLD[1] if ahead else 0.0)
+    _explain(Output(), list(found.values()))
+    told = capsys.readouterr().out
+    assert [line for line in told.splitlines() if "60% stated" in line] == [
+        f"missing experts: {term['words']}" for term in found["model.speed"].data["decode_terms"] if term["words"]
+    ]
+    assert ("60% stated" in told) == ahead
 
 
 def test_no_weights_are_read(demo_model: Path, tmp_path: Path) -> None:

@@ -117,15 +117,9 @@ def decide(
     # The missing experts by falling worth, and the victims that are left by rising score, face each other.
     taken = (victim[:, None] == slot[None, :]) & hit[None, :]
     free = free & (tl.sum(taken.to(tl.int32), 1) == 0)
-    order = tl.cumsum(free.to(tl.int32), 0) - 1
-    victims = tl.sum(free.to(tl.int32), 0)
     ahead = (worth[None, :] > worth[:, None]) | ((worth[None, :] == worth[:, None]) & (ids[None, :] < ids[:, None]))
     rank = tl.sum((ahead & (first & miss)[None, :]).to(tl.int32), 1)
-    facing = free[None, :] & (order[None, :] == rank[:, None])
-    place = tl.sum(tl.where(facing, victim[None, :], 0), 1)
-    rival = tl.max(tl.where(facing, value[None, :], float("-inf")), 1)
-    rival = tl.where(tl.load(control + GATE) != 0.0, rival, float("-inf"))
-    better = (rank < victims) & (fresh > rival)
+    order, victims, _, place, better = face(rank, fresh, victim, value, free, control)
 
     misses = tl.sum((first & miss).to(tl.int32), 0)
     fetched, kept, admitted = _split(
@@ -195,6 +189,22 @@ def _foretold(ids, here, first, slot, line):
 def followed(rate, used, count):
     """PREFETCH_RATE after `used` of `count` listed experts were."""
     return tl.where(rate < 0, RIGHT, rate) + (used * RIGHT // count - tl.where(rate < 0, RIGHT, rate)) // 16
+
+
+@triton.jit
+def face(rank, fresh, victim, value, free, control):
+    """Experts of the scores `fresh`, by rank 0, 1, ..., and those of the window's victims that are free, in order.
+
+    -> order [W] of the free victims and how many there are; facing [R, W], who faces whom; of each expert, the slot of
+    its victim and whether it is worth more than that.
+    """
+    order = tl.cumsum(free.to(tl.int32), 0) - 1
+    victims = tl.sum(free.to(tl.int32), 0)
+    facing = free[None, :] & (order[None, :] == rank[:, None])
+    place = tl.sum(tl.where(facing, victim[None, :], 0), 1)
+    rival = tl.max(tl.where(facing, value[None, :], float("-inf")), 1)
+    rival = tl.where(tl.load(control + GATE) != 0.0, rival, float("-inf"))
+    return order, victims, facing, place, (rank < victims) & (fresh > rival)
 
 
 @triton.jit

@@ -25,7 +25,6 @@ from ftengine.kernels.triton.cache_state import (
     ARRIVED,
     COPYING,
     COUNTERS,
-    GATE,
     HEAD,
     LRU,
     PREFETCH_DONE,
@@ -45,9 +44,11 @@ from ftengine.kernels.triton.cache_state import (
     clock,
     used,
 )
+from ftengine.kernels.triton.decide import face
 from ftengine.kernels.triton.fetch import PIECE, PREFETCH_PROGRAMS, WARPS, Bank, words
 from ftengine.kernels.triton.portable import bound
 from ftengine.kernels.triton.topk import most_probable, total_mass
+from ftengine.kernels.triton.victims import window_of
 
 WINDOW = 64  # of the queue, where victims are looked for
 LEAST_RIGHT = tl.constexpr(0.4)  # of what was listed for a layer lately was used, or it rests
@@ -123,32 +124,24 @@ def _list(
     row = moe_index * experts
     expert, chance = _most_wanted(mass, tl.load(table + row + column, column < experts, 0), EP)
     line = prefetch + moe_index * PREFETCH_SIZE
-    step, tick, head = tl.load(state + STEP), tl.load(state + TICK), tl.load(state + HEAD)
+    step, tick = tl.load(state + STEP), tl.load(state + TICK)
     waiting = tl.atomic_add(state + COPYING, 0, sem="relaxed", scope="gpu")
     rate = tl.load(line + PREFETCH_RATE)
     trusted = (rate < 0) | (rate >= LEAST_RIGHT * RIGHT) | ((tick + moe_index) % AGAIN == 0)
     most = tl.where(trusted, tl.load(control + PREFETCH_MOST) - waiting, 0.0)
     wanted = (chance > tl.load(control + PREFETCH_LEAST)) & (entry < most)
 
-    at = head + tl.arange(0, W)
-    inside = at < slots
-    victim = tl.load(queue + at, inside, -1)
-    value = tl.load(queue_score + at, inside, float("inf"))
-    old = tl.load(keys + victim, inside, -1)
-    own = inside & (old >= row) & (old < row + experts)
+    head, victim, value, free, old = window_of(queue, queue_score, stamp, keys, state, slots, W)
+    own = (old >= row) & (old < row + experts)
     needed = own & (tl.load(masses + old - row, own, 0.0) > 0.0)
-    free = inside & (tl.load(stamp + victim, inside, 0) != step) & (needed == 0)
-    order = tl.cumsum(free.to(tl.int32), 0) - 1
-    facing = free[None, :] & (order[None, :] == entry[:, None])
-    place = tl.sum(tl.where(facing, victim[None, :], 0), 1)
-    rival = tl.max(tl.where(facing, value[None, :], float("-inf")), 1)
-    rival = tl.where(tl.load(control + GATE) != 0.0, rival, float("-inf"))
+    free = free & (needed == 0)
     now = clock(tick, moe_index, layers, POLICY)
     if POLICY == LRU:
         fresh = tl.zeros_like(chance) + now
     else:
         fresh = used(tl.load(score + row + expert, wanted, 0.0), chance, now)
-    better = wanted & (entry < tl.sum(free.to(tl.int32), 0)) & (fresh > rival)
+    _, _, facing, place, better = face(entry, fresh, victim, value, free, control)
+    better = better & wanted
     half = ahead // 2
     listed = tl.cumsum((wanted & (better | (entry < half)) == 0).to(tl.int32), 0) == 0
     better = better & listed

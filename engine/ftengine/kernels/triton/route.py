@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ftengine.kernels.triton.buffers import DECODE_TOKENS, Mailbox, RouteBuffers, SlotTensors
-from ftengine.kernels.triton.cache_state import ARRIVED, HEAD, LRU, STEP, TICK, TRACE, TRACED, TRIES
+from ftengine.kernels.triton.cache_state import ARRIVED, LRU, STEP, TICK, TRACE, TRACED, TRIES
 from ftengine.kernels.triton.decide import choose, decide, distinct
 from ftengine.kernels.triton.fetch import PREFETCH_PROGRAMS
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
@@ -25,6 +25,7 @@ from ftengine.kernels.triton.portable import bound
 from ftengine.kernels.triton.split import shares_of
 from ftengine.kernels.triton.system import nanoseconds
 from ftengine.kernels.triton.topk import most_probable, total_mass
+from ftengine.kernels.triton.victims import window_of
 
 
 def route(
@@ -123,14 +124,9 @@ def _route(
     if CPU:
         _copy_row(hidden + row * hidden_stride, box_rows + row * width, width, HP)
     if not RESIDENT:
-        step, tick, head = tl.load(state + STEP), tl.load(state + TICK), tl.load(state + HEAD)
-        entry = head + tl.arange(0, W)
-        victim = tl.load(queue + entry, entry < slots, -1)
-        value = tl.load(queue_score + entry, entry < slots, float("inf"))
-        free = (entry < slots) & (tl.load(stamp + victim, entry < slots, 0) != step)
-        old = tl.load(keys + victim, entry < slots, -1)
-        window = (head, victim, value, free, old)
-        shares = head
+        step, tick = tl.load(state + STEP), tl.load(state + TICK)
+        window = window_of(queue, queue_score, stamp, keys, state, slots, W)
+        shares = step
         if CPU and FETCH:
             shares = shares_of(split, most, tl.load(control + TRIES), tick * layers + moe_index, TOKENS, T, 2 * R)
     ids, weights, mass = most_probable(x, experts, K, KP, EP, NORMALIZE)
@@ -142,13 +138,7 @@ def _route(
         tl.store(gates_out + row, 1.0)
     if RECORD:  # noqa: SIM102 (one is known when the kernel is compiled)
         if (row == 0) & (recording != 0.0):
-            done = tl.load(state + TRACED)
-            line = (done % ring_steps).to(tl.int64) * layers + moe_index
-            tl.store(ring_ids + line * K + place, ids.to(tl.int16), place < K)
-            tl.store(ring_logits + line * experts + column, x.to(tl.float16), column < experts)
-            if moe_index == layers - 1:
-                tl.debug_barrier()  # every thread knows its line
-                tl.store(state + TRACED, done + 1)
+            _record(ids, x, state, ring_ids, ring_logits, ring_steps, moe_index, layers, experts, K, KP, EP)
     last = True
     if T > 1:
         if not RESIDENT and POLICY != LRU:
@@ -159,10 +149,7 @@ def _route(
         if T > 1:
             tl.debug_barrier()
             tl.store(state + ARRIVED, 0)
-            number = tl.arange(0, R)
-            inside = (number // KP < T) & (number % KP < K)
-            all_ids = tl.load(ids_out + number // KP * K + number % KP, inside, -1)
-            all_weights = tl.load(weights_out + number // KP * K + number % KP, inside, 0.0)
+            all_ids, all_weights = _of_all_rows(ids_out, weights_out, T, K, KP, R)
             if not RESIDENT and POLICY != LRU:
                 mass = total_mass(scratch, experts, T, EP)
         else:
@@ -179,6 +166,30 @@ def _route(
                 (bell, box_ids, box_weights), (moe_index, layers, experts, slots, staging),
                 T, K, KP, R, EP, W, POLICY, CPU, FETCH, PREFETCH, INTERPRETED,
             )  # fmt: skip
+
+
+@triton.jit
+def _of_all_rows(ids, weights, T: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, R: tl.constexpr):
+    """What the rows' programs have written, as vectors [R]."""
+    row, place = tl.arange(0, R) // KP, tl.arange(0, R) % KP
+    inside = (row < T) & (place < K)
+    return tl.load(ids + row * K + place, inside, -1), tl.load(weights + row * K + place, inside, 0.0)
+
+
+@triton.jit
+def _record(
+    ids, x, state, ring_ids, ring_logits, ring_steps, moe_index, layers, experts,
+    K: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr,
+):  # fmt: skip
+    """What the router said of a row, for the layer's line of the ring; the last layer ends the step's."""
+    column, place = tl.arange(0, EP), tl.arange(0, KP)
+    done = tl.load(state + TRACED)
+    line = (done % ring_steps).to(tl.int64) * layers + moe_index
+    tl.store(ring_ids + line * K + place, ids.to(tl.int16), place < K)
+    tl.store(ring_logits + line * experts + column, x.to(tl.float16), column < experts)
+    if moe_index == layers - 1:
+        tl.debug_barrier()  # every thread knows its line
+        tl.store(state + TRACED, done + 1)
 
 
 @triton.jit

@@ -54,6 +54,18 @@ def choose_victims(pool: SlotTensors) -> None:
 
 
 @triton.jit
+def window_of(queue, queue_score, stamp, keys, state, slots, W: tl.constexpr):
+    """-> the queue's head; of its next W slots: victim, value (score), free (unused in this step), old (key)."""
+    head = tl.load(state + HEAD)
+    entry = head + tl.arange(0, W)
+    inside = entry < slots
+    victim = tl.load(queue + entry, inside, -1)
+    value = tl.load(queue_score + entry, inside, float("inf"))
+    free = inside & (tl.load(stamp + victim, inside, 0) != tl.load(state + STEP))
+    return head, victim, value, free, tl.load(keys + victim, inside, -1)
+
+
+@triton.jit
 def _end_step(
     table, keys, score, admit, counters, state, layers, experts,
     EP: tl.constexpr, LP: tl.constexpr, POLICY: tl.constexpr,

@@ -13,7 +13,7 @@ from ftengine.kernels.triton.cache_state import PREFETCH_MAX
 
 TRACE_STEPS = 32  # 0.7 MB for a model in the shape of Qwen3.6-35B-A3B; a recording empties the ring as it fills
 
-PREFETCH = 8  # experts
+PREFETCH = 8  # experts; strategy.py, which imports nothing of this, has the same
 
 Strategy = Literal["resident", "offload", "cpu", "hybrid"]
 

@@ -1,13 +1,16 @@
 """Which strategy a decode step should take: by what fits into slots, and by what the two lanes were measured to cost.
 
-Only what is not in a slot differs between strategies, so only that is predicted: microseconds a token, at batch 1.
+Only what is not in a slot differs between strategies, so only that is predicted: microseconds a token, at batch 1. Of a
+layer's missing experts some are foretold and copied while the layer before is computed (kernels/triton/prefetch.py):
+no lane has anything to do for those, and they take what their copies take beyond the time that hides them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -34,6 +37,19 @@ HIT_CURVE = (
 # the experts in slots where nothing is missing (a step took 0.16 ms more than `resident` did); and how much longer
 # missing experts take while others are copied into slots in the background
 UNHIDDEN, ADMISSION = 0.22, 1.1
+
+PREFETCH = 8  # experts that are copied before their layer begins, at most; also setup.PREFETCH, which imports triton
+# Of a token's missing experts, those that the layer before names and that are copied in time: low, likely, high.
+# Stated, until it is counted while serving. Of trained weights the next router, applied early, names 46 to 80 % of what
+# is then routed, and not all of that is copied in time; of weights of which it names 98 %, 83 to 86 % were foretold
+# with a quarter of the experts in slots, 61 % with a tenth. docs/fit.md tells more.
+FORETOLD = (0.30, 0.60, 0.95)
+# Microseconds of a decode step's layer on a GPU, however little it reads: what hides copies at the least, where nobody
+# says how long the model's layers really take
+LAYER = 31.0
+# Of a copy's time, what is never hidden: it shares the link with missing experts and with wrong guesses, and host
+# memory with the CPU. Chosen so that steps come out as they were measured with copies and without, see docs/fit.md
+SHARED = 0.2
 
 
 @dataclass(frozen=True)
@@ -64,16 +80,19 @@ def choose(asked: Asked, layers: int, experts: int, top_k: int, slots: int, lane
     """
     fits = slots >= layers * experts
     share = slots / max(1, layers * experts)
-    predicted = {} if lanes is None else _predict(layers, top_k, hit_rate(share), lanes)
+    foretold = FORETOLD if slots else (0.0, 0.0, 0.0)
+    predicted = {} if lanes is None else _predict(layers, top_k, hit_rate(share), foretold[1], lanes)
     if asked != "auto":
         return Choice(asked, "asked for", predicted)
     if fits:
         return Choice("resident", f"all {layers * experts} experts have a slot", {**predicted, "resident": 0.0})
     if lanes is None:
         return Choice("hybrid", "the costs of link and CPU were not measured", predicted)
-    best = _least_regret(layers, top_k, share, lanes)
+    cases = [_predict(layers, top_k, hits, named, lanes) for hits in hit_range(share) for named in foretold]
+    best = _least_regret(cases)
     figures = ", ".join(f"{name} {cost / 1e3:.2f} ms" for name, cost in sorted(predicted.items(), key=lambda x: x[1]))
-    reason = f"predicted a token for experts without a slot, at {hit_rate(share):.0%} hits: {figures}"
+    known = f"{hit_rate(share):.0%} hits, {foretold[1]:.0%} of the others foretold"
+    reason = f"predicted a token for experts without a slot, at {known}: {figures}"
     return Choice(best, reason, predicted)
 
 
@@ -92,45 +111,85 @@ def hit_rate(share: float) -> float:
     return hit_range(share)[1]
 
 
-def missing_us(strategy: Strategy, top_k: int, missing: float, lanes: Lanes) -> float:
-    """Microseconds of a layer's experts without a slot at batch 1; missing: share of a token's experts, each missing
-    independently of the others.
+@dataclass(frozen=True)
+class Missing:
+    """Of a layer's experts without a slot at batch 1, as expected. left: microseconds of the lanes for those that no
+    copy was made of; late: of the copies of foretold ones, as far as nothing hides them. copied: how many those are.
+    """
+
+    left: float
+    late: float
+    copied: float
+
+    @property
+    def us(self) -> float:
+        return self.left + self.late
+
+
+def missing_experts(
+    strategy: Strategy, top_k: int, missing: float, lanes: Lanes, foretold: float = 0.0, hidden: float = LAYER
+) -> Missing:
+    """missing: share of a token's experts, foretold: share of those; each expert independently of the others. hidden:
+    microseconds that the layer takes beside its missing experts, while the link would rest.
+
+    Of the foretold ones, as many are reckoned as copied as make the layer fastest: the engine copies fewer while the
+    link is behind, and over a slow link beside a CPU none would pay.
     """
     if strategy == "resident":
-        return 0.0
-    if strategy == "cpu":  # it has no slots: nothing is ever found
-        return max(lanes.handshake, lanes.alone.cpu(top_k))
-    return _expected(lanes.alone.link if strategy == "offload" else _hybrid(lanes), top_k, missing)
+        return Missing(0.0, 0.0, 0.0)
+    if strategy == "cpu":  # it has no slots: nothing is ever found, or copied into one
+        return Missing(max(lanes.handshake, lanes.alone.cpu(top_k)), 0.0, 0.0)
+    layer = cache(_offload(lanes, hidden) if strategy == "offload" else _hybrid(lanes, hidden))
+    left = late = copied = 0.0
+    for misses in range(top_k + 1):
+        for named in range(misses + 1):
+            chance = _chance(misses, top_k, missing) * _chance(named, misses, foretold)
+            ahead = min(range(min(named, PREFETCH) + 1), key=lambda n: sum(layer(misses - n, n)))
+            of_lanes, of_copies = layer(misses - ahead, ahead)
+            left, late, copied = left + chance * of_lanes, late + chance * of_copies, copied + chance * ahead
+    return Missing(left, late, copied)
 
 
-def _hybrid(lanes: Lanes) -> Callable[[int], float]:
+# How long the lanes take for experts that are left to them, and copies of others beyond what hides them: microseconds
+Layer = Callable[[int, int], tuple[float, float]]
+
+
+def _offload(lanes: Lanes, hidden: float) -> Layer:
+    return lambda left, copied: (lanes.alone.link(left), _late(lanes.alone.b_link * copied, hidden))
+
+
+def _hybrid(lanes: Lanes, hidden: float) -> Layer:
+    """By the faster one of two: both lanes take what is left, or the CPU does and the link copies meanwhile, too."""
     alone, together = lanes.alone, lanes.together
 
-    def cost(misses: int) -> float:
-        if not misses:
-            return UNHIDDEN * lanes.handshake
-        both = together.layer(misses, together.link_share(misses))
-        return max(lanes.handshake, ADMISSION * min(alone.link(misses), alone.cpu(misses), both))
+    def on_lanes(left: int, us: float) -> float:
+        return max(lanes.handshake, ADMISSION * us) if left else UNHIDDEN * lanes.handshake
 
-    return cost
+    def layer(left: int, copied: int) -> tuple[float, float]:
+        copying, on_cpu = together.b_link * copied, alone.cpu(left)
+        split = on_lanes(left, min(alone.link(left), on_cpu, together.layer(left, together.link_share(left))))
+        whole = on_lanes(left, on_cpu)
+        return min((split, _late(copying, hidden)), (whole, _late(copying, hidden + whole)), key=sum)
+
+    return layer
 
 
-def _least_regret(layers: int, top_k: int, share: float, lanes: Lanes) -> Strategy:
-    """Which loses least to the best one, wherever between the curve's ends the hits are: of two that are as fast at the
-    likely rate, one may be far slower at another.
+def _late(copying: float, hidden: float) -> float:
+    return SHARED * copying + max(0.0, copying - hidden)
+
+
+def _chance(some: int, count: int, share: float) -> float:
+    """That so many of `count` are of `share`, each independently."""
+    return math.comb(count, some) * share**some * (1.0 - share) ** (count - some)
+
+
+def _least_regret(cases: Sequence[dict[Strategy, float]]) -> Strategy:
+    """Which loses least to the best one, wherever between their ends hits and foresight are: of two that are as fast at
+    the likely shares, one may be far slower at others.
     """
-    cases = [_predict(layers, top_k, hits, lanes) for hits in hit_range(share)]
     return min(cases[0], key=lambda strategy: max(case[strategy] - min(case.values()) for case in cases))
 
 
-def _predict(layers: int, top_k: int, hits: float, lanes: Lanes) -> dict[Strategy, float]:
+def _predict(layers: int, top_k: int, hits: float, foretold: float, lanes: Lanes) -> dict[Strategy, float]:
     strategies: tuple[Strategy, ...] = ("offload", "cpu", "hybrid")
-    return {strategy: layers * missing_us(strategy, top_k, 1.0 - hits, lanes) for strategy in strategies}
-
-
-def _expected(cost: Callable[[int], float], top_k: int, missing: float) -> float:
-    """Over the number of a layer's misses, each expert missing independently."""
-    return sum(
-        math.comb(top_k, misses) * missing**misses * (1 - missing) ** (top_k - misses) * cost(misses)
-        for misses in range(top_k + 1)
-    )
+    return {each: layers * missing_experts(each, top_k, 1.0 - hits, lanes, foretold).us for each in strategies}
