@@ -22,13 +22,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ftengine.bench.gpu_model import CONTEXT, PAGE_SIZE, Run
 from ftengine.bench.paired import Paired, Point, Stopwatch, Window, best_of, in_turns, settled, typical
 from ftengine.bench.shapes import QWEN36
 from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.tensors import allocate_cache
+from ftengine.config import EngineConfig
 from ftengine.errors import ConfigError, FtError
 from ftengine.experts.online import OnlineSplit
 from ftengine.experts.profile import lane_profile
@@ -38,10 +37,11 @@ from ftengine.formats.format import BF16, NVFP4
 from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.tuning import use_cache
 from ftengine.memory.folders import cache_folder
+from ftengine.memory.plan import lane_threads
 from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
 from ftengine.models.gpu.experts import GpuExperts
-from ftengine.models.gpu.setup import GpuSetup
+from ftengine.models.gpu.setup import PREFETCH, GpuSetup
 from ftengine.scheduler.lanes import pin_banks
 from ftengine.weights.checkpoint import Checkpoint
 
@@ -302,6 +302,7 @@ def _prepare(model: GpuDecoder, options: argparse.Namespace) -> LaneCosts:
             staging=128,
             threads=options.threads,
             costs=profile.costs,
+            prefetch=options.prefetch,
         )
     )
     return profile.costs
@@ -312,7 +313,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=os.environ.get("MODEL"), help="a folder of weights; $MODEL")
     parser.add_argument("--layers", type=int, default=40, help="of random weights")
     parser.add_argument("--slots-percent", type=int, default=25)
-    parser.add_argument("--threads", type=int, default=max(1, torch.get_num_threads() - 1), help="of the CPU's lane")
+    parser.add_argument("--threads", type=int, default=lane_threads(EngineConfig("")).value, help="of the CPU's lane")
+    parser.add_argument("--prefetch", type=int, default=PREFETCH, help="experts a layer, at most")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--load", type=int, nargs="*", default=[0, 4], help="processes that read memory")
     parser.add_argument("--seconds", type=float, default=0.6, help="of each fixed split")
