@@ -15,6 +15,7 @@ from ftengine.kernels.triton.split import TRIALS, TRIED
 NOISE = 0.08  # of a lane's time, logarithmic
 HICCUP_US, HICCUPS = 5000.0, 1.0  # of either lane, and how many a second
 REST_US = 45.0  # attention and all else of a layer
+RIGHT, RESTS = 0.8, 1 / 64  # of what is prefetched, and how often nothing is
 MORE_ROWS = 0.1  # further rows of an expert on the CPU, for each further row of the step
 MAILBOX_US = 5.0  # of the CPU's time, that its lane does not see
 
@@ -78,11 +79,17 @@ class Simulation:
     def _of_share(self, share: float) -> float:
         return self.expected([forced_share(m, share) for m in range(len(self.misses))])
 
-    def run(self, table: numpy.ndarray, tries: int, steps: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Returns the device's record and the CPU lane's log."""
+    def run(
+        self, table: numpy.ndarray, tries: int, steps: int, prefetched: int = 0
+    ) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Returns the device's record and the CPU lane's log. prefetched: experts a layer, of which RIGHT are used; all
+        of them are waited for, as far as the rest of a layer does not hide them."""
         shape = steps, self.layers
         random = self.generator
         misses = random.choice(len(self.misses), shape, p=self.misses)
+        listed = numpy.minimum(misses, prefetched) * (random.random(shape) > RESTS)
+        right = random.binomial(listed, RIGHT)
+        misses = misses - right
         turn = (self.step + numpy.arange(steps)[:, None]) % at.PERIOD.value * self.layers + numpy.arange(self.layers)
         which = numpy.zeros(shape, int)
         if tries:
@@ -97,7 +104,8 @@ class Simulation:
         often = HICCUPS * 1e-6 * (link.mean() + REST_US)
         link += HICCUP_US * (random.random(shape) < often / 2)
         cpu += HICCUP_US * (random.random(shape) < often / 2)
-        gpu = link + self.machine.gpu
+        own = link + self.machine.gpu
+        gpu = numpy.where(right > 0, numpy.maximum(own, listed / self.machine.link_rate - REST_US), own)
         done = numpy.where(on_cpu > 0, numpy.maximum(gpu, cpu), gpu)
         asked = numpy.where(on_cpu > 0, self.request + numpy.cumsum(on_cpu.ravel() > 0).reshape(shape), 0)
         begun = int(self.now * 1e9) + numpy.cumsum((done + REST_US).ravel() * 1e3).astype(numpy.int64).reshape(shape)
@@ -106,6 +114,7 @@ class Simulation:
         lines[..., at.ASKED.value] = asked
         for column, us in ((at.COPY, link), (at.GPU_DONE, gpu), (at.DONE, done)):
             lines[..., column.value] = 1e3 * us
+        lines[..., at.AWAITED.value] = right
         lines[..., at.AT_STEP.value] = self.step + 1 + numpy.arange(steps)[:, None]
         lines[..., at.AT_TIME.value] = begun
         record = numpy.zeros((at.RECORDED.value, self.layers, at.RECORD.value), numpy.int32)

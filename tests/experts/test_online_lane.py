@@ -51,7 +51,7 @@ class Asking:
         counts, served, nothing = log[:, 1], log[:, 3] / 1e3, numpy.zeros(len(log))
         ones, none = numpy.ones_like(counts), numpy.zeros_like(counts)
         # The GPU waited for each: `done` is the CPU's time.
-        times = LayerTimes(ones, counts, none, log[:, 2], nothing, nothing, served, served, nothing)
+        times = LayerTimes(ones, counts, none, log[:, 2], nothing, nothing, served, served, nothing, none)
         self.learner.add(times, time.perf_counter() - begin)
         return {count: float(served[counts == count].mean()) for count in range(1, TOP_K + 1)}
 

@@ -4,15 +4,18 @@ banks, what a step computes with them against the CPU's decoder."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ftengine.errors import ConfigError
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
 from ftengine.experts.split import LaneCosts
+from ftengine.formats.format import F16
 from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton import prefetch
 from ftengine.kernels.triton.buffers import RouteBuffers
@@ -194,6 +197,20 @@ def test_a_layer_rests_whose_lists_are_of_little_use(device: str) -> None:
     assert all(trusted[-20:])
 
 
+def test_now_and_then_nothing_is_listed(device: str) -> None:
+    """A layer in 64, whatever its guesses were worth: what it takes without copies is learnt from those."""
+    pool = SlotPool(make_banks(LAYERS, EXPERTS, device), 30, 8, TOP_K, device, ahead=4)
+    pool.set_prefetch(2)
+    counts = []
+    for tick in range(64):
+        pool.tensors.state[at.TICK.value] = tick
+        pool.tensors.table.fill_(-1)
+        pool.tensors.state[at.COPYING.value] = 0
+        prefetch.choose(pool.tensors, 1, torch.randn(1, EXPERTS, device=device), TOP_K)
+        counts.append(len(_listed(pool, 1)))
+    assert sorted(counts) == [0, *63 * [2]]
+
+
 def _listed(pool: SlotPool, layer: int) -> list[int]:
     line = pool.tensors.prefetch[layer].tolist()
     return line[at.PREFETCH_EXPERT.value :][: line[at.PREFETCH_LIST.value]]
@@ -231,6 +248,55 @@ def test_a_model_computes_the_same(strategy: Strategy, tmp_path: Path, device: s
     assert counts[1].prefetched >= counts[1].foretold > 0
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_model_starts_whose_routers_foretell_nothing(layers: int, tmp_path: Path, device: str) -> None:
+    """One layer with experts, or routers in a format that is not asked early: nothing is joined that was not begun."""
+    folder = write("qwen3", tmp_path / "model") if layers == 1 else write("mixtral", tmp_path / "model")
+    model = load_gpu(folder, device)
+    if layers == 2:
+        found = [
+            replace(layer, feed_forward=replace(layer.feed_forward, next_router=None)) for layer in model.weights.layers
+        ]
+        model.weights = replace(model.weights, layers=tuple(found))
+    model.prepare(setup("offload", slots=2, threads=1))
+    (found,) = logits_of(start(model), [prompt_of(9)], 5, 4)
+    assert found.isfinite().all()
+    pool = model.experts.pool
+    assert (pool.prefetch, pool.tensors.ahead, pool.stats().total.prefetched) == (0, 0, 0)
+    model.close()
+
+
+def test_routers_in_f16_foretell(tmp_path: Path, device: str) -> None:
+    folder = write("qwen3.5", tmp_path / "model")
+    tiny_file = next(folder.glob("*.safetensors"))
+    tensors = {name: tensor.half() if "mlp.gate." in name else tensor for name, tensor in load_file(tiny_file).items()}
+    save_file(tensors, tiny_file, metadata={"format": "pt"})
+    model = load_gpu(folder, device)
+    assert model.weights.layers[0].feed_forward.next_router.format is F16
+    model.prepare(setup("offload", slots=6, threads=1))
+    logits_of(start(model), [prompt_of(9)], 5, 4)
+    assert model.experts.pool.stats().total.prefetched > 0
+    model.close()
+
+
+def test_a_slow_link_begins_without(tmp_path: Path, device: str) -> None:
+    """Over which one expert takes longer than two layers."""
+    model = load_gpu(write("qwen3.5", tmp_path / "model"), device)
+    for b_link, most, expected in ((35.0, 8, 4), (35.0, 2, 2), (400.0, 8, 0)):
+        model.prepare(setup("offload", slots=6, threads=1, prefetch=most, costs=LaneCosts(3.0, b_link, 28.0, 20.0)))
+        assert model.experts.pool.prefetch == expected
+    model.close()
+
+
+def test_staging_is_left_to_what_is_fetched(tmp_path: Path, device: str) -> None:
+    """Two experts a token of six, in four rows at the most: six places for `offload`, half of all for `hybrid`."""
+    model = load_gpu(write("qwen3.5", tmp_path / "model"), device)
+    for strategy, staging, expected in (("offload", 16, 10), ("offload", 6, 0), ("hybrid", 8, 4), ("hybrid", 40, 16)):
+        model.prepare(setup(strategy, slots=6, threads=1, staging=staging))
+        assert model.experts.pool.tensors.ahead == expected
+    model.close()
+
+
 def test_the_next_router_speaks_of_this_norm(tmp_path: Path, device: str) -> None:
     """Against the formula: the next layer's router of x / rms(x) times its own norm's weights."""
     model = load_gpu(write("qwen3.5", tmp_path / "model"), device)
@@ -248,6 +314,8 @@ def test_how_many_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prefetch_asked_for() == PREFETCH
     monkeypatch.setenv("FT_PREFETCH", "0")
     assert prefetch_asked_for() == 0
-    monkeypatch.setenv("FT_PREFETCH", "many")
-    with pytest.raises(ConfigError, match="FT_PREFETCH is 'many'"):
-        prefetch_asked_for()
+    for text in ("many", "", "-1", "9", "08", "\N{ARABIC-INDIC DIGIT FOUR}", 5000 * "1"):
+        monkeypatch.setenv("FT_PREFETCH", text)
+        with pytest.raises(ConfigError, match=f"FT_PREFETCH is '{text}'") as caught:
+            prefetch_asked_for()
+        assert caught.value.next_step == "unset FT_PREFETCH"

@@ -37,6 +37,7 @@ class LayerTimes:
     done: Floats  # until the CPU's part was added, too
     served: Floats
     idle: Floats
+    awaited: Ints  # prefetched experts that the GPU may have waited for
     step_us: float = numpy.nan  # from one step to the next, the median
 
     @property
@@ -78,6 +79,7 @@ def layer_times(record: numpy.typing.NDArray[numpy.int32], log: Ints, after: int
         done=us(at.DONE.value),
         served=numpy.where(matched, lines[:, 3] / 1e3, numpy.nan),
         idle=numpy.where(matched, lines[:, 4] / 1e3, numpy.nan),
+        awaited=new[:, at.AWAITED.value],
         step_us=_step_us(record),
     )
 

@@ -186,9 +186,9 @@ class RowsSeen:
     _experts: float = 0.0
 
     def add(self, times: LayerTimes, keep: float) -> None:
-        alone = times.fetched == 0
-        self.waiting.add(times.gpu[alone], keep)
-        self.fetching.add((times.gpu - times.copy)[~alone], keep)
+        alone, own = times.fetched == 0, times.awaited == 0
+        self.waiting.add(times.gpu[alone & own], keep)
+        self.fetching.add((times.gpu - times.copy)[~alone & own], keep)
         self.misses = keep * self.misses + numpy.bincount(times.misses, minlength=len(self.misses))[: len(self.misses)]
         self._experts = keep * self._experts + float(times.on_cpu.sum())
         self._extra = keep * self._extra + float((times.routes - times.on_cpu).sum())

@@ -38,7 +38,7 @@ TRIAL_COST = 0.005  # of the layers' time
 OFTEN, SELDOM = 61, 2.0  # from a trial to the next: layers at least, seconds at most
 LINK_LEFT = 0.75  # of the link's time beside what is fetched may go to copies in the background
 LEAST_BACKGROUND = 1 / 64
-ROOM_CHANGED = 0.2  # experts of the link's room, beyond what rounds to another number
+ENOUGH_ROOM, TOO_LITTLE_ROOM = 0.9, 0.65  # of an expert's time on the link: one more is prefetched, and one less
 
 TRIED_TABLES = range(1, TABLES)
 
@@ -114,10 +114,11 @@ class OnlineSplit:
         self._seen = now
         if now - self._judged >= JUDGED and self.pool.cpu_share is None:
             self._judged = now
-            self._judge(now, times.step_us / self.pool.layers)
+            self._judge(now, times.step_us / self.pool.layers, float(times.done.mean()) if len(times) else math.nan)
 
-    def _judge(self, now: float, layer_us: float) -> None:
-        """layer_us: all that a layer of a step takes, attention too; NaN where that is not known."""
+    def _judge(self, now: float, layer_us: float, experts_us: float) -> None:
+        """layer_us: all that a layer of a step takes, attention too; experts_us: of that, from its lookup until its
+        experts were computed; NaN where that is not known."""
         self.pool.costs = costs = self.learner.costs
         settling = self.moves.count and now - self.moves.at < SETTLING
         seen = {rows: one for rows, one in self.learner.rows.items() if one.misses[1:].sum() >= ENOUGH}
@@ -147,7 +148,8 @@ class OnlineSplit:
             self._every = every
             self._set()
         self._background(costs, layer_us, fetched)
-        self._prefetch(costs, layer_us, fetched)
+        # What hides a copy: a layer as it would be without waiting for copies.
+        self._prefetch(costs, layer_us - experts_us + min(before, after) / len(seen), fetched)
 
     def _moved(self, now: float, costs: LaneCosts, gain: float, told: bool) -> None:
         self.moves = Moves(self.moves.count + 1, now)
@@ -177,14 +179,17 @@ class OnlineSplit:
         if budget != now and (budget == self._most_background or not 0.8 < budget / max(LEAST_BACKGROUND, now) < 1.25):
             self.pool.set_background(budget)
 
-    def _prefetch(self, costs: LaneCosts, layer_us: float, fetched: float) -> None:
-        """As many experts as cross the link in a layer's time beside those that are fetched."""
-        if not (layer_us > 0 and costs.b_link > 0):
+    def _prefetch(self, costs: LaneCosts, hidden_us: float, fetched: float) -> None:
+        """As many experts as cross the link in that time beside those that are fetched."""
+        if not (hidden_us > 0 and costs.b_link > 0):
             return
-        room = max(0.0, layer_us / costs.b_link - fetched)
+        room = max(0.0, hidden_us / costs.b_link - fetched)
+        more, fewer = (min(self._most_prefetched, int(room + part)) for part in (1 - ENOUGH_ROOM, 1 - TOO_LITTLE_ROOM))
+        if room < ENOUGH_ROOM:  # nothing hides even one; of two or more, not every layer lists all
+            more = fewer = 0
         now = self.pool.prefetch
-        if abs(room - now) > 0.5 + ROOM_CHANGED:
-            self.pool.set_prefetch(min(self._most_prefetched, round(room)))
+        if more > now or fewer < now:
+            self.pool.set_prefetch(more if more > now else fewer)
 
     def _rows(self, number: int, rows: int) -> Table:
         return self._table[number, rows - 1, : rows * self.pool.top_k + 1]

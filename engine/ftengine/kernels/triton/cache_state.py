@@ -43,6 +43,7 @@ GPU_DONE = tl.constexpr(3)  # ns from `route` until the GPU had nothing left to 
 DONE = tl.constexpr(4)  # and until the CPU's part was added, too
 AT_STEP = tl.constexpr(5)  # STEP + 1
 AT_TIME = tl.constexpr(6)  # BEGAN
+AWAITED = tl.constexpr(7)  # as PREFETCH_AWAITED
 RECORD = tl.constexpr(8)
 RECORDED = tl.constexpr(32)
 

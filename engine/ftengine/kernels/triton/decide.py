@@ -107,9 +107,10 @@ def decide(
     step, tick, began = time
     row = moe_index * experts
     slot = tl.load(table + row + ids, here, -1)
-    late, foretold = here & False, 0  # what was prefetched for this layer: its blocks may still be under way
+    # What was prefetched for this layer: its blocks may still be under way, up to an entry of the list.
+    late, foretold, awaited = here & False, 0, 0
     if PREFETCH > 0:
-        late, slot, foretold = _foretold(ids, here, first, slot, prefetch + moe_index * PREFETCH_SIZE)
+        late, slot, foretold, awaited = _foretold(ids, here, first, slot, prefetch + moe_index * PREFETCH_SIZE)
     hit, miss = here & (slot >= 0), here & (slot < 0)
     tl.store(stamp + slot, step, hit & (slot < slots))
     worth, fresh = _rescore(ids, here, mass, score + row, clock(tick, moe_index, layers, POLICY), experts, EP, POLICY)
@@ -162,14 +163,14 @@ def decide(
         tl.store(state + LAYER, T | counts)
         tl.store(state + BEGAN, began)
     if PREFETCH > 0 and not INTERPRETED:  # noqa: SIM102 (one is known when the kernel is compiled)
-        if tl.load(prefetch + moe_index * PREFETCH_SIZE + PREFETCH_LIST) > 0:
+        if awaited > 0:
             wait_for_count(prefetch + moe_index * PREFETCH_SIZE + PREFETCH_STARTED, PREFETCH)
 
 
 @triton.jit
 def _foretold(ids, here, first, slot, line):
-    """Which routes [R] are of experts that were prefetched for this layer, all slots [R], and how many experts those
-    are. Writes up to which entry of the list they come, and how good the list was."""
+    """Which routes [R] are of experts that were prefetched for this layer, all slots [R], how many experts those are,
+    and how many entries of the list, up to the last one of them. Writes the latter, and how good the list was."""
     entry = tl.arange(0, PREFETCH_MAX)
     listed = tl.load(line + PREFETCH_EXPERT + entry)
     place = tl.load(line + PREFETCH_SLOT + entry)
@@ -178,11 +179,12 @@ def _foretold(ids, here, first, slot, line):
     late = tl.sum(same.to(tl.int32), 1) > 0
     slot = tl.where(late, tl.sum(tl.where(same, place[None, :], 0), 1), slot)
     wanted = tl.sum(same.to(tl.int32), 0) > 0
-    tl.store(line + PREFETCH_AWAITED, tl.max(tl.where(wanted, entry + 1, 0), 0))
+    awaited = tl.max(tl.where(wanted, entry + 1, 0), 0)
+    tl.store(line + PREFETCH_AWAITED, awaited)
     used = tl.sum(wanted.to(tl.int32), 0)
     if count > 0:
         tl.store(line + PREFETCH_RATE, followed(rate, used, count))
-    return late, slot, used
+    return late, slot, used, awaited
 
 
 @triton.jit

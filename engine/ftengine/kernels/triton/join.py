@@ -14,6 +14,7 @@ from ftengine.kernels.triton.cache_state import (
     ASKED,
     AT_STEP,
     AT_TIME,
+    AWAITED,
     BEGAN,
     COPY,
     COUNTERS,
@@ -22,6 +23,8 @@ from ftengine.kernels.triton.cache_state import (
     LAST_COPY,
     LAYER,
     PENDING,
+    PREFETCH_AWAITED,
+    PREFETCH_SIZE,
     RECORD,
     RECORDED,
     REQUEST,
@@ -49,8 +52,8 @@ def join(
     """
     rows, width = out.shape
     _join[(rows, triton.cdiv(width, BLOCK))](
-        pool.state, pool.counters, pool.record, mailbox.reply, mailbox.error, mailbox.out, out, out.stride(0),
-        out if other is None else other, width,
+        pool.state, pool.counters, pool.record, pool.prefetch,
+        mailbox.reply, mailbox.error, mailbox.out, out, out.stride(0), out if other is None else other, width,
         moe_index, len(pool.table),
         OTHER=other is not None, PATIENCE=POLLS if INTERPRETED else PATIENCE_NS, BLOCK=BLOCK, INTERPRETED=INTERPRETED,
         PDL=PDL, num_warps=4, **launch_options(),
@@ -59,7 +62,7 @@ def join(
 
 @triton.jit(do_not_specialize=["moe_index", "layers"])
 def _join(
-    state, counters, record, reply, error, added, out, stride, other, width, moe_index, layers,
+    state, counters, record, prefetch, reply, error, added, out, stride, other, width, moe_index, layers,
     OTHER: tl.constexpr, PATIENCE: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
@@ -100,11 +103,11 @@ def _join(
             tl.store(line, tl.load(line) + spent)
         end = start + spent
     if records:
-        _record(state, counters, record, tl.where(pending > 0, request, 0), start, end, moe_index, layers)
+        _record(state, counters, record, prefetch, tl.where(pending > 0, request, 0), start, end, moe_index, layers)
 
 
 @triton.jit
-def _record(state, counters, record, request, start, end, moe_index, layers):
+def _record(state, counters, record, prefetch, request, start, end, moe_index, layers):
     """start, end: when the GPU, and both lanes, had done the layer, ns."""
     column = tl.arange(0, RECORD)
     step, began = tl.load(state + STEP), tl.load(state + BEGAN)
@@ -113,4 +116,6 @@ def _record(state, counters, record, request, start, end, moe_index, layers):
     line += tl.where(column == COPY, copied, 0) + tl.where(column == AT_TIME, began, 0)
     line += tl.where(column == GPU_DONE, start.to(tl.int32) - began, 0)
     line += tl.where(column == DONE, end.to(tl.int32) - began, 0) + tl.where(column == AT_STEP, step + 1, 0)
+    awaited = tl.load(prefetch + moe_index * PREFETCH_SIZE + PREFETCH_AWAITED)
+    line += tl.where(column == AWAITED, tl.maximum(awaited, 0), 0)
     tl.store(record + ((step % RECORDED) * layers + moe_index) * RECORD + column, line)

@@ -53,6 +53,7 @@ from ftengine.kernels.triton.victims import window_of
 WINDOW = 64  # of the queue, where victims are looked for
 LEAST_RIGHT = tl.constexpr(0.4)  # of what was listed for a layer lately was used, or it rests
 AGAIN = tl.constexpr(16)  # and is tried every so many steps
+RESTS = tl.constexpr(64)  # one of so many lists is empty: what a layer takes without is learnt from those (learner.py)
 
 
 def choose(pool: SlotTensors, moe_index: int, logits: torch.Tensor, top_k: int) -> None:
@@ -127,7 +128,8 @@ def _list(
     step, tick = tl.load(state + STEP), tl.load(state + TICK)
     waiting = tl.atomic_add(state + COPYING, 0, sem="relaxed", scope="gpu")
     rate = tl.load(line + PREFETCH_RATE)
-    trusted = (rate < 0) | (rate >= LEAST_RIGHT * RIGHT) | ((tick + moe_index) % AGAIN == 0)
+    turn = tick + moe_index
+    trusted = ((rate < 0) | (rate >= LEAST_RIGHT * RIGHT) | (turn % AGAIN == 0)) & (turn % RESTS != RESTS - 1)
     most = tl.where(trusted, tl.load(control + PREFETCH_MOST) - waiting, 0.0)
     wanted = (chance > tl.load(control + PREFETCH_LEAST)) & (entry < most)
 

@@ -35,7 +35,9 @@ from ftengine.models.gpu.workspace import DecodeBuffers
 
 Waiting = Literal["gate_up", "down", "join"]
 
-FIRST_PREFETCH = 4  # experts a layer, until it is known what the link has room for
+# Until it is known what the link has room for, so many experts a layer, none over a link that takes longer for one than
+# so many layers: of 58 us, in the shape of Qwen3.6-35B-A3B on an H200
+FIRST_PREFETCH, LONGEST_PREFETCH, LAYER_US = 4, 2.0, 58.0
 # of the missing experts; None: by the lanes' costs
 CPU_SHARE: dict[Strategy, float | None] = {"resident": 0.0, "offload": 0.0, "cpu": 1.0, "hybrid": None}
 
@@ -55,8 +57,9 @@ class GpuExperts:
         self._shared = _stream(device) if setup.branches else None
         self._early = setup.readable and setup.strategy != "resident"  # there is a `fetch` to overtake
         self._waiting = _waits_for_shared(setup)
-        self._prefetching = setup.readable and setup.slots > 0 and setup.prefetch > 0 and setup.strategy != "resident"
         self._foretells = {layer.index + 1 for layer in moes if layer.next_router is not None}
+        able = setup.readable and setup.slots > 0 and setup.strategy != "resident"
+        self._prefetching = able and setup.prefetch > 0 and bool(self._foretells)
         self._foresight, self._copying = (_stream(device) if self._prefetching else None for _ in range(2))
         self._chosen = torch.cuda.Event() if self._foresight is not None else None  # type: ignore[no-untyped-call]
         self._copies = Turns(device)
@@ -76,7 +79,7 @@ class GpuExperts:
             costs=setup.costs or DEFAULT_COSTS,
         )
         self.pool.set_cpu_share(CPU_SHARE[setup.strategy])
-        self.pool.set_prefetch(min(setup.prefetch, FIRST_PREFETCH) if self._prefetching else 0)
+        self.pool.set_prefetch(_first_prefetch(setup) if self._prefetching else 0)
         if resident:
             for index, bank in banks.items():
                 self._load(index, bank)
@@ -269,10 +272,16 @@ def _waits_for_shared(setup: GpuSetup) -> Waiting:
 
 
 def _ahead(setup: GpuSetup, top_k: int, experts: int) -> int:
-    """Staging slots for prefetched experts; decode needs the others."""
-    wanted = 2 * setup.prefetch
-    needed = 0 if setup.uses_cpu else min(setup.decode_tokens * top_k, experts)
-    return wanted if setup.staging >= wanted + needed else 0
+    """Staging slots for prefetched experts, an even number; decode needs the others for those that are fetched."""
+    needed = min(setup.decode_tokens * top_k, experts)
+    if setup.uses_cpu:  # it takes what finds no place
+        needed = min(needed, setup.staging // 2)
+    return max(0, min(2 * setup.prefetch, setup.staging - needed)) // 2 * 2
+
+
+def _first_prefetch(setup: GpuSetup) -> int:
+    costs = setup.costs or DEFAULT_COSTS
+    return min(setup.prefetch, FIRST_PREFETCH) if costs.b_link <= LONGEST_PREFETCH * LAYER_US else 0
 
 
 def _shared_expert(layer: DeviceMoe, projected: torch.Tensor, buffers: DecodeBuffers, out: torch.Tensor) -> None:

@@ -52,7 +52,7 @@ class GpuSetup:
 def prefetch_asked_for() -> int:
     """FT_PREFETCH, for measurements: GpuSetup.prefetch. Raises ConfigError."""
     text = os.environ.get("FT_PREFETCH", str(PREFETCH))
-    if not text.isdecimal() or int(text) > PREFETCH_MAX.value:
+    if text not in map(str, range(PREFETCH_MAX.value + 1)):
         raise ConfigError(
             f"FT_PREFETCH is {text!r}: from 0 to {PREFETCH_MAX.value} experts a layer", "unset FT_PREFETCH"
         )

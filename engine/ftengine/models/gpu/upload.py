@@ -9,7 +9,7 @@ import torch
 from ftengine.errors import ConfigError
 from ftengine.experts.executor import HostExecutor
 from ftengine.experts.pool import ExpertPool
-from ftengine.formats.format import BF16, F32
+from ftengine.formats.format import BF16, F16, F32
 from ftengine.formats.matrix import QuantMatrix
 from ftengine.kernels.mixers import DeltaNet
 from ftengine.kernels.triton.heads import Rope
@@ -170,10 +170,10 @@ class Uploader:
 
 def next_router(router: tuple[QuantMatrix, ...], moe: DeviceMoe, norm: RmsNorm) -> QuantMatrix | None:
     """`router`'s first rows, of layer `moe`, for rows that were normalized with another layer's `norm`: both norms
-    divide by nearly the same, so only their weights are exchanged. None for a router in another format than BF16, F32.
+    divide by nearly the same, so only their weights are exchanged. None for a router that is not BF16, F16 or F32.
     """
     first = router[0]
-    if first.format not in (BF16, F32) or first.rows < moe.experts:
+    if first.format not in (BF16, F16, F32) or first.rows < moe.experts:
         return None
     mine, theirs = norm.weight.float(), moe.norm.weight.float()
     ratio = torch.where(mine.abs() < SMALLEST_NORM, 0.0, theirs / mine)
