@@ -114,6 +114,9 @@ class FakeTiers:
     def sizes(self) -> list[TierSizes]:
         return []
 
+    def rest(self, idle: bool) -> None:
+        pass
+
     def check_integrity(self) -> None:
         pass
 

@@ -40,6 +40,20 @@ def said(channel: ScriptedChannel, name: str) -> list[int]:
     return [token for message in channel.sent if message.id == name for token in message.tokens]
 
 
+def test_the_engine_rests_while_it_waits_for_requests_only() -> None:
+    """The prompt cache's tiers are told, for what would hold up steps."""
+    model = LaunchingModel(recurrent=False)
+    driver = Driver(model)
+    driver.engine.rest = lambda idle: model.happened.append(f"rest {idle}")
+    channel = ScriptedChannel([[submit("a", [1, 2, 3], 3)]], model.happened)
+    assert serve(driver.engine, channel, 5.0) is None
+    told = [place for place, what in enumerate(model.happened) if what.startswith("rest")]
+    assert [model.happened[place] for place in told] == 2 * ["rest True", "rest False"]
+    assert told[:2] == [0, 1]
+    assert told[2:] == [len(model.happened) - 2, len(model.happened) - 1]
+    assert any("launch" in what for what in model.happened)
+
+
 def test_tokens_are_sent_while_the_next_step_computes() -> None:
     model = LaunchingModel(recurrent=False)
     channel = ScriptedChannel([[submit("a", prompt(5), 4)]], model.happened)

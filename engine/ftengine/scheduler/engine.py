@@ -212,6 +212,11 @@ class Engine:
         self.cache.clear()
         self.counters = Counters()
 
+    def rest(self, idle: bool) -> None:
+        """See cache.tiers.base.Tiers.rest."""
+        if self.cache.tiers is not None:
+            self.cache.tiers.rest(idle)
+
     def close(self, seconds: float) -> None:
         """What is worth it is written to disk, for at most that long. Nothing is to be computed afterwards."""
         if self.cache.tiers is not None:

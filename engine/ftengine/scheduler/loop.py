@@ -35,8 +35,10 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
                 events = []
                 gc.collect()  # now, so that it is seldom due in the middle of work
             check(engine)
+            engine.rest(True)
         messages = channel.receive(wait=idle or engine.stalled)
         if idle:
+            engine.rest(False)
             work_log.idle()
         for message in messages:
             if message is None or isinstance(message, Shutdown):

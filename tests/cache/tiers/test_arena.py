@@ -113,6 +113,42 @@ def test_windows_are_pinned_as_they_are_used(caplog: pytest.LogCaptureFixture) -
     assert pinning.closed == 2
 
 
+def test_nothing_is_pinned_while_steps_are_computed() -> None:
+    """What is used meanwhile is not copied to directly, and pinned when there is time; the rest never."""
+    arena, pinning = Arena(8 * 4096), Pinning(9)
+    windows = PinnedWindows(arena, pinning, window=4096)
+    (first,) = windows.pieces(arena.memory[:100])
+    windows.busy = True
+    second, third = windows.pieces(arena.memory[8000:9000])
+    assert [windows.direct(piece) for piece in (first, second, third, np.zeros(3, np.uint8))] == [True, *3 * [False]]
+    windows.catch_up()
+    assert len(pinning.calls) == 1
+    assert windows.behind
+    windows.busy = False
+    windows.pieces(arena.memory[9000:9010])  # there is time: at once
+    assert len(pinning.calls) == 2
+    windows.catch_up()
+    windows.catch_up()
+    assert not windows.behind
+    assert sorted((address - arena.memory.ctypes.data) // 4096 for address, _ in pinning.calls) == [0, 1, 2]
+    assert windows.direct(second)
+    assert windows.direct(third)
+
+
+def test_what_was_put_off_is_forgotten_once_it_is_refused() -> None:
+    arena = Arena(8 * 4096)
+    windows = PinnedWindows(arena, Pinning(0), window=4096)
+    windows.busy = True
+    windows.pieces(arena.memory)
+    windows.busy = False
+    windows.catch_up()
+    assert windows.refused == "no more of it"
+    assert not windows.behind
+    windows.busy = True
+    windows.pieces(arena.memory)
+    assert not windows.behind
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/pagemap is Linux's")
 def test_pages_are_there_before_they_are_pinned() -> None:
     """The driver would wait for them, and every step with it."""

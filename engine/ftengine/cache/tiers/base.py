@@ -115,6 +115,11 @@ class Tiers(Protocol):
 
     def sizes(self) -> list[TierSizes]: ...
 
+    def rest(self, idle: bool) -> None:
+        """Called from the step loop before it waits for work, and after: between the two there is time for what would
+        hold up steps."""
+        ...
+
     def check_integrity(self) -> None:
         """Raises AssertionError if budgets or books are wrong. Cheap enough for an idle moment."""
         ...

@@ -45,10 +45,10 @@ class HostAndDisk:
         self._disk = disk
         self._host_bytes = host_bytes
         self._page_size = tensors.page_size
-        self._worker = Worker(wake)
+        self._windows = PinnedWindows(books.arena, pin)
+        self._worker = Worker(wake, self._catch_up)
         self._writer = None if disk is None else Writer(books, disk, pace, self._worker.nudge)
         self._readers = None if disk is None else ThreadPoolExecutor(_readers(), "prompts-read")
-        self._windows = PinnedWindows(books.arena, pin)
         self._mover: Mover = make_mover(tensors, books.shape, self._windows)
         self._closed = False
 
@@ -137,6 +137,16 @@ class HostAndDisk:
             }
             found.append(self._size("disk", self._disk.budget, self._disk.used, there, books.disk, details))
         return found
+
+    def rest(self, idle: bool) -> None:
+        self._windows.busy = not idle
+        if idle and self._windows.behind:
+            self._worker.nudge()
+
+    def _catch_up(self) -> bool:
+        """Pins what was put off, a window. Whether there is more to be done now."""
+        self._windows.catch_up()
+        return self._windows.behind and not self._windows.busy
 
     def check_integrity(self) -> None:
         """Also with work under way; what is just being moved is then left out."""

@@ -14,9 +14,12 @@ import numpy.typing as npt
 import torch
 
 from ftengine.cache.tiers.arena import Bytes
+from ftengine.cache.tiers.bounce import Bounce
 from ftengine.cache.tiers.pinning import PinnedWindows
 from ftengine.cache.tiers.shape import RecordShape
 from ftengine.core import CacheTensors
+
+BOUNCE_BYTES = 16 << 20
 
 Slots = npt.NDArray[np.int64]  # page * page_size + offset for each token of a run
 
@@ -137,6 +140,7 @@ class CudaMover:
         with torch.cuda.stream(self._stream):
             self._buffer = torch.empty(shape.chunk_bytes, dtype=torch.uint8, device=device)
         self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._bounce = Bounce(_pinned(BOUNCE_BYTES), self._wait)
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -144,6 +148,7 @@ class CudaMover:
         return event
 
     def begin(self, mark: torch.cuda.Event) -> None:
+        self._bounce.drop()  # what a path left that failed
         self._stream.wait_event(mark)
 
     def save_tokens(self, slots: Slots, out: Bytes) -> None:
@@ -152,14 +157,12 @@ class CudaMover:
             rows = self._rows(len(slots))
             for part, own in zip(self._parts, rows, strict=True):
                 torch.index_select(part, 0, index, out=own)
-            for buffer, piece in self._cut(self._buffer, out):
-                piece.copy_(buffer, non_blocking=True)
+            self._save(self._buffer, out)
 
     def load_tokens(self, slots: Slots, source: Bytes, first: int, tokens: int) -> None:
         with torch.cuda.stream(self._stream):
             index = self._index(slots)
-            for buffer, piece in self._cut(self._buffer, source):
-                buffer.copy_(piece, non_blocking=True)
+            self._load(source, self._buffer)
             rows = self._rows(tokens)
             for part, own in zip(self._parts, rows, strict=True):
                 part.index_copy_(0, index, own[first : first + len(slots)])
@@ -167,21 +170,38 @@ class CudaMover:
     def save_state(self, slot: int, out: Bytes) -> None:
         with torch.cuda.stream(self._stream):
             for state, own in self._each_state(out):
-                for device, piece in self._cut(state[slot], own):
-                    piece.copy_(device, non_blocking=True)
+                self._save(state[slot], own)
 
     def load_state(self, slot: int, source: Bytes) -> None:
         with torch.cuda.stream(self._stream):
             for state, own in self._each_state(source):
-                for device, piece in self._cut(state[slot], own):
-                    device.copy_(piece, non_blocking=True)
+                self._load(own, state[slot])
 
     def finish(self) -> None:
+        self._bounce.flush()
+
+    def close(self) -> None:
+        self._wait()
+        self._bounce.drop()
+
+    def _wait(self) -> None:
         self._done.record(self._stream)
         self._done.synchronize()
 
-    def close(self) -> None:
-        self.finish()
+    def _save(self, device: torch.Tensor, host: Bytes) -> None:
+        """device: uint8, at least as long."""
+        for part, piece in self._cut(device, host):
+            if self._windows.direct(piece):
+                torch.from_numpy(piece).copy_(part, non_blocking=True)
+            else:
+                self._bounce.save(part, piece)
+
+    def _load(self, host: Bytes, device: torch.Tensor) -> None:
+        for part, piece in self._cut(device, host):
+            if self._windows.direct(piece):
+                part.copy_(torch.from_numpy(piece), non_blocking=True)
+            else:
+                self._bounce.load(piece, part)
 
     def _index(self, slots: Slots) -> torch.Tensor:
         """From pinned memory of torch's own, which is not used again before the copy is done."""
@@ -198,12 +218,16 @@ class CudaMover:
             yield state, flat[begin : begin + state.shape[1]]
             begin += state.shape[1]
 
-    def _cut(self, device: torch.Tensor, host: Bytes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _cut(self, device: torch.Tensor, host: Bytes) -> Iterator[tuple[torch.Tensor, Bytes]]:
         """The same bytes on both sides, in pieces that can be copied by themselves. device: uint8, at least as long."""
         begin = 0
         for piece in self._windows.pieces(host):
-            yield device[begin : begin + piece.size], torch.from_numpy(piece)
+            yield device[begin : begin + piece.size], piece
             begin += piece.size
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def _flat(tensor: torch.Tensor, rows: int) -> Bytes:

@@ -1,11 +1,11 @@
 """Host memory of the tiers that a GPU copies to and from by itself, pinned as far as it is used.
 
-A window is pinned when the first record comes to lie in it: what is never used stays the system's. Where pinning is
-refused copies go through the driver's own buffers, at about half the rate.
-
-While the driver pins, no other thread can launch anything or see that a step has ended: windows of 64 MiB whose pages
-the system had still to give and to clear held up decoding for 11 to 26 ms each, and of 8 MiB, touched before, for 2.4
-to 10 (H200, 14 threads of experts beside it). So pages are touched before, and windows are small.
+While the driver pins, no other thread can launch anything or see that a step has ended, and kernels that read host
+memory stand still: windows of 64 MiB whose pages the system had still to give held up decoding for 11 to 26 ms each, of
+8 MiB, touched before, for 2 to 10; of 1 MiB for 1 to 3, but for up to 148 where experts crossed the link all the time
+(H200). So nothing is pinned while steps are computed. What is used meanwhile goes another way (bounce.py) and is pinned
+when the engine rests; what is never used stays the system's. Where pinning is refused everything goes that way, at a
+fraction of the rate.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ftengine.cache.tiers.arena import Arena, Bytes
 
 log = logging.getLogger(__name__)
 
-WINDOW = 1 << 20  # bytes pinned at a time, in about 0.3 ms
-BREATH_SECONDS = 2e-4  # after a window, for a step to be launched or ended
+WINDOW = 8 << 20  # bytes pinned at a time, in about half a millisecond
+BREATH_SECONDS = 2e-4  # after a window, for a step to be launched
 
 
 class Outcome(Protocol):
@@ -38,11 +38,15 @@ Pin = Callable[[torch.Tensor], Outcome]
 
 
 class PinnedWindows:
+    """busy: steps are computed. Set by the step loop; all else is called by one thread."""
+
     def __init__(self, arena: Arena, pin: Pin | None, window: int = WINDOW) -> None:
         self._memory = arena.memory
         self._pin = pin
         self._window = window
         self._pinned: dict[int, Outcome] = {}
+        self._put_off: set[int] = set()  # windows that are used and not pinned yet
+        self.busy = False
         self.refused = "" if pin is not None else "nothing pins it"
 
     @property
@@ -50,7 +54,10 @@ class PinnedWindows:
         return sum(outcome.nbytes for outcome in self._pinned.values())
 
     def pieces(self, view: Bytes) -> list[Bytes]:
-        """The view cut where one pinned window ends: a copy must not reach from one into the next."""
+        """The view cut where one window ends: a copy must not reach from pinned memory into other one.
+
+        Pins them unless the engine is busy; then they are put off.
+        """
         begin = view.ctypes.data - self._memory.ctypes.data
         if not view.size or not 0 <= begin < self._memory.size:
             return [view]
@@ -64,6 +71,21 @@ class PinnedWindows:
             done = end
         return cut
 
+    def direct(self, piece: Bytes) -> bool:
+        """Whether one of those pieces is pinned."""
+        begin = piece.ctypes.data - self._memory.ctypes.data
+        return 0 <= begin < self._memory.size and begin // self._window in self._pinned
+
+    @property
+    def behind(self) -> bool:
+        """There are windows to be pinned that were put off."""
+        return bool(self._put_off)
+
+    def catch_up(self) -> None:
+        """Pins one of them, if the engine rests."""
+        if self._put_off and not self.busy:
+            self._reach(self._put_off.pop())
+
     def close(self) -> None:
         for outcome in self._pinned.values():
             close = getattr(outcome, "close", None)
@@ -74,6 +96,10 @@ class PinnedWindows:
     def _reach(self, window: int) -> None:
         if self._pin is None or self.refused or window in self._pinned:
             return
+        if self.busy:
+            self._put_off.add(window)
+            return
+        self._put_off.discard(window)
         memory = self._memory[window * self._window : (window + 1) * self._window]
         touch(memory)
         outcome = self._pin(torch.from_numpy(memory))
@@ -83,6 +109,7 @@ class PinnedWindows:
             self._pinned[window] = outcome
         else:
             self.refused = str(reason)
+            self._put_off.clear()
             log.warning("prompts in host memory are copied the slower way from here on: %s", reason)
 
 

@@ -27,9 +27,11 @@ Job = Keeping | Restoring | Callable[[], None]  # the last is done at once
 
 
 class Worker:
-    def __init__(self, wake: Callable[[], None]) -> None:
-        """wake: called in the thread when a ticket is done."""
+    def __init__(self, wake: Callable[[], None], meanwhile: Callable[[], bool] = lambda: False) -> None:
+        """wake: called in the thread when a ticket is done. meanwhile: called in the thread while there is nothing else
+        to do, after nudge() and after each job, until it returns False."""
         self._wake = wake
+        self._meanwhile = meanwhile
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._restores: deque[Restoring] = deque()
         self._keeps: deque[tuple[Keeping, Iterator[bool]]] = deque()
@@ -51,7 +53,7 @@ class Worker:
         self._inbox.put(job)
 
     def nudge(self) -> None:
-        """Memory may have become free."""
+        """Memory may have become free, or there is time for what is done meanwhile."""
         self._inbox.put(None)
 
     def close(self, seconds: float) -> None:
@@ -61,10 +63,11 @@ class Worker:
         self._thread.join(seconds + GRACE_SECONDS)
 
     def _run(self) -> None:
-        waits = False
+        waits, more = False, False
         with torch.no_grad():
             while True:
-                self._take(wait=(waits or not (self._restores or self._keeps)) and self._end is None)
+                nothing = not (self._restores or self._keeps or more)
+                self._take(wait=(waits or nothing) and self._end is None)
                 waits = False
                 if self._end is not None and (time.monotonic() > self._end or not (self._restores or self._keeps)):
                     break
@@ -73,6 +76,7 @@ class Worker:
                 elif self._keeps:
                     waits = self._keep()
                     time.sleep(BREATH_SECONDS)
+                more = not (self._restores or self._keeps) and self._meanwhile()
         self._leave()
 
     def _take(self, *, wait: bool) -> None:
