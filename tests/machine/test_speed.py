@@ -99,6 +99,19 @@ def test_what_was_served_from_bandwidths_alone(
             assert made.decode.low <= tokens <= made.decode.high
 
 
+@pytest.mark.parametrize(("strategy", "served"), [("hybrid", 285), ("offload", 301)])
+@pytest.mark.parametrize("rate", [105e9, 117e9, 130e9, 152e9])
+def test_what_was_served_with_copies_ahead_from_bandwidths_alone(strategy: str, served: float, rate: float) -> None:
+    """The same of two servers of one host, a quarter of the experts in slots and 14 threads."""
+    model, told = on_gpu(strategy, 0.25)
+    machine = Machine(host=rate, lane=rate, device=4.22e12, link=63e9 * 0.85, threads=14, kernels="amx")
+    costs = predict.assumed_lanes(model, machine)
+    made = predicted(model, told, machine, hits.expected(0.25), costs, hits.foretold(None))
+    assert made is not None
+    assert made.decode.low <= served <= made.decode.high
+    assert made.decode.likely == pytest.approx(served, rel=0.05)
+
+
 def test_what_was_served_from_the_doctors_lanes() -> None:
     """On the host whose experts the doctor computed at 110 GB/s, and `ft serve` in 25 + 18 n us a layer."""
     known = {
@@ -149,7 +162,7 @@ def test_more_slots_and_more_bandwidth_are_never_slower() -> None:
             grown = rates([predicted(*on_gpu(strategy, n), H200, hits.expected(n), LANES, foretold) for n in shares])
             assert grown == sorted(grown)
     model, told = on_gpu("hybrid", 0.25)
-    known = [hits.foretold(n / 10) for n in range(11)]
+    known = [hits.foretold(n / 10) for n in range(1, 11)]  # with 0 nothing is copied, nor are there streams for it
     grown = rates([predicted(model, told, H200, hits.expected(0.25), LANES, foretold) for foretold in known])
     assert grown == sorted(grown)
     model, told = on_gpu("hybrid", 0.1)

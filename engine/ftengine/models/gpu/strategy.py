@@ -37,6 +37,11 @@ HIT_CURVE = (
 # the experts in slots where nothing is missing (a step took 0.16 ms more than `resident` did); and how much longer
 # missing experts take while others are copied into slots in the background
 UNHIDDEN, ADMISSION = 0.22, 1.1
+# Microseconds more of a layer where nothing is left to the lanes and experts are copied ahead: the kernel that adds the
+# CPU's answer waits for three streams, though nothing was asked, and other splits are tried now and then. Chosen so
+# that `offload` is about as much faster as it was on H200s with a quarter of the experts in slots, 4.0 to 5.4 us a
+# layer. Not of layers where something is left: with a tenth in slots copies would gain less than was measured
+BESIDE = 3.7
 
 PREFETCH = 8  # experts that are copied before their layer begins, at most; also setup.PREFETCH, which imports triton
 # Of a token's missing experts, those that the layer before names and that are copied in time: low, likely, high.
@@ -89,7 +94,7 @@ def choose(asked: Asked, layers: int, experts: int, top_k: int, slots: int, lane
     if lanes is None:
         return Choice("hybrid", "the costs of link and CPU were not measured", predicted)
     cases = [_predict(layers, top_k, hits, named, lanes) for hits in hit_range(share) for named in foretold]
-    best = _least_regret(cases)
+    best = _least_regret(cases, layers * LAYER)
     figures = ", ".join(f"{name} {cost / 1e3:.2f} ms" for name, cost in sorted(predicted.items(), key=lambda x: x[1]))
     known = f"{hit_rate(share):.0%} hits, {foretold[1]:.0%} of the others foretold"
     reason = f"predicted a token for experts without a slot, at {known}: {figures}"
@@ -129,8 +134,9 @@ class Missing:
 def missing_experts(
     strategy: Strategy, top_k: int, missing: float, lanes: Lanes, foretold: float = 0.0, hidden: float = LAYER
 ) -> Missing:
-    """missing: share of a token's experts, foretold: share of those; each expert independently of the others. hidden:
-    microseconds that the layer takes beside its missing experts, while the link would rest.
+    """missing: share of a token's experts, foretold: share of those, 0 where nothing is copied ahead; each expert
+    independently of the others. hidden: microseconds that the layer takes beside its missing experts, while the link
+    would rest.
 
     Of the foretold ones, as many are reckoned as copied as make the layer fastest: the engine copies fewer while the
     link is behind, and over a slow link beside a CPU none would pay.
@@ -139,7 +145,8 @@ def missing_experts(
         return Missing(0.0, 0.0, 0.0)
     if strategy == "cpu":  # it has no slots: nothing is ever found, or copied into one
         return Missing(max(lanes.handshake, lanes.alone.cpu(top_k)), 0.0, 0.0)
-    layer = cache(_offload(lanes, hidden) if strategy == "offload" else _hybrid(lanes, hidden))
+    idle = UNHIDDEN * lanes.handshake + (BESIDE if foretold else 0.0)
+    layer = cache(_offload(lanes, hidden) if strategy == "offload" else _hybrid(lanes, hidden, idle))
     left = late = copied = 0.0
     for misses in range(top_k + 1):
         for named in range(misses + 1):
@@ -158,12 +165,14 @@ def _offload(lanes: Lanes, hidden: float) -> Layer:
     return lambda left, copied: (lanes.alone.link(left), _late(lanes.alone.b_link * copied, hidden))
 
 
-def _hybrid(lanes: Lanes, hidden: float) -> Layer:
-    """By the faster one of two: both lanes take what is left, or the CPU does and the link copies meanwhile, too."""
+def _hybrid(lanes: Lanes, hidden: float, idle: float) -> Layer:
+    """By the faster one of two: both lanes take what is left, or the CPU does and the link copies meanwhile, too. idle:
+    what the lanes take where nothing is left to them.
+    """
     alone, together = lanes.alone, lanes.together
 
     def on_lanes(left: int, us: float) -> float:
-        return max(lanes.handshake, ADMISSION * us) if left else UNHIDDEN * lanes.handshake
+        return max(lanes.handshake, ADMISSION * us) if left else idle
 
     def layer(left: int, copied: int) -> tuple[float, float]:
         copying, on_cpu = together.b_link * copied, alone.cpu(left)
@@ -183,11 +192,15 @@ def _chance(some: int, count: int, share: float) -> float:
     return math.comb(count, some) * share**some * (1.0 - share) ** (count - some)
 
 
-def _least_regret(cases: Sequence[dict[Strategy, float]]) -> Strategy:
-    """Which loses least to the best one, wherever between their ends hits and foresight are: of two that are as fast at
-    the likely shares, one may be far slower at others.
+def _least_regret(cases: Sequence[dict[Strategy, float]], others: float) -> Strategy:
+    """Which loses the least part of a step to the best one, wherever between their ends hits and foresight are: of two
+    that are as fast at the likely shares, one may be far slower at others. others: microseconds of a step besides.
     """
-    return min(cases[0], key=lambda strategy: max(case[strategy] - min(case.values()) for case in cases))
+
+    def loss(strategy: Strategy) -> float:
+        return max((others + case[strategy]) / (others + min(case.values())) for case in cases)
+
+    return min(cases[0], key=loss)
 
 
 def _predict(layers: int, top_k: int, hits: float, foretold: float, lanes: Lanes) -> dict[Strategy, float]:
