@@ -38,7 +38,7 @@ TRIAL_COST = 0.005  # of the layers' time
 OFTEN, SELDOM = 61, 2.0  # from a trial to the next: layers at least, seconds at most
 LINK_LEFT = 0.75  # of the link's time beside what is fetched may go to copies in the background
 LEAST_BACKGROUND = 1 / 64
-ENOUGH_ROOM, TOO_LITTLE_ROOM = 0.9, 0.65  # of an expert's time on the link: one more is prefetched, and one less
+SLACK = 0.25  # of an expert's time on the link, that may be lacking before fewer are prefetched
 
 TRIED_TABLES = range(1, TABLES)
 
@@ -122,7 +122,7 @@ class OnlineSplit:
         self.pool.costs = costs = self.learner.costs
         settling = self.moves.count and now - self.moves.at < SETTLING
         seen = {rows: one for rows, one in self.learner.rows.items() if one.misses[1:].sum() >= ENOUGH}
-        before = after = tried = fetched = 0.0
+        before = after = tried = fetched = one_more = 0.0
         better: dict[int, Table] = {}
         for rows, one in seen.items():
             times = costs.layers(len(one.misses) - 1, one.beside)
@@ -136,6 +136,7 @@ class OnlineSplit:
             before, after = before + now_us, after + best_us
             tried += sum(max(0.0, _mean(times, one.misses, self._rows(n, rows)) - now_us) for n in TRIED_TABLES)
             fetched += float(one.misses @ self._rows(0, rows)) / one.misses.sum() / len(seen)
+            one_more += _one_more(times, one.misses) / len(seen)
         if not seen:
             return
         if better:
@@ -149,7 +150,7 @@ class OnlineSplit:
             self._set()
         self._background(costs, layer_us, fetched)
         # What hides a copy: a layer as it would be without waiting for copies.
-        self._prefetch(costs, layer_us - experts_us + min(before, after) / len(seen), fetched)
+        self._prefetch(costs, layer_us - experts_us + min(before, after) / len(seen), one_more, fetched)
 
     def _moved(self, now: float, costs: LaneCosts, gain: float, told: bool) -> None:
         self.moves = Moves(self.moves.count + 1, now)
@@ -179,13 +180,14 @@ class OnlineSplit:
         if budget != now and (budget == self._most_background or not 0.8 < budget / max(LEAST_BACKGROUND, now) < 1.25):
             self.pool.set_background(budget)
 
-    def _prefetch(self, costs: LaneCosts, hidden_us: float, fetched: float) -> None:
-        """As many experts as cross the link in that time beside those that are fetched."""
+    def _prefetch(self, costs: LaneCosts, hidden_us: float, one_more_us: float, fetched: float) -> None:
+        """As many experts as cross the link in `hidden_us` beside those that are fetched; for the last one a layer may
+        wait as long as the lanes would take for one more."""
         if not (hidden_us > 0 and costs.b_link > 0):
             return
-        room = max(0.0, hidden_us / costs.b_link - fetched)
-        more, fewer = (min(self._most_prefetched, int(room + part)) for part in (1 - ENOUGH_ROOM, 1 - TOO_LITTLE_ROOM))
-        if room < ENOUGH_ROOM:  # nothing hides even one; of two or more, not every layer lists all
+        room = max(0.0, (hidden_us + one_more_us) / costs.b_link - fetched)
+        more, fewer = (min(self._most_prefetched, int(room + part)) for part in (0.0, SLACK))
+        if room < 1:  # of one, every layer would wait; of two or more, only those that miss so many
             more = fewer = 0
         now = self.pool.prefetch
         if more > now or fewer < now:
@@ -214,6 +216,12 @@ def add_trials(table: Table) -> None:
         # Where there is no room on that side, the other one is tried; where there is none, all that there is.
         tried = numpy.where((used + shift < 0) | (used + shift > misses), used - shift, used + shift)
         table[number] = numpy.clip(tried, 0, misses)
+
+
+def _one_more(times: numpy.typing.NDArray[numpy.float64], misses: numpy.typing.NDArray[numpy.float64]) -> float:
+    """Microseconds that one more missing expert takes, in the mean."""
+    best = times.min(1)
+    return float(misses[:-1] @ (best[1:] - best[:-1])) / max(1.0, float(misses[:-1].sum()))
 
 
 def _mean(
