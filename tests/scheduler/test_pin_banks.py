@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_what_is_pinned_are_the_banks_and_all_of_it_is_given_back(
     banks: dict[int, ExpertBank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = use(Runtime(), monkeypatch)
-    with lanes.pin_banks(banks, CUDA) as pinned:
+    with closing(lanes.pin_banks(banks, CUDA)) as pinned:
         assert pinned.outcome.value
         assert runtime.registered == {bank.blocks.data_ptr(): bank.blocks.nbytes for bank in banks.values()}
     assert runtime.registered == {}
@@ -98,7 +99,7 @@ def test_a_gpu_copies_from_where_pinned_experts_were() -> None:
     layout = ExpertLayout(2048, 512, BF16, BF16)
     experts = {0: ExpertBank.allocate(layout, 16)}
     size = experts[0].blocks.nbytes
-    with lanes.pin_banks(experts, CUDA) as pinned:
+    with closing(lanes.pin_banks(experts, CUDA)) as pinned:
         assert pinned.outcome.value
     del experts
     for factor in (1, 2, 3):

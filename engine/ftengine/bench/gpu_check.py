@@ -188,7 +188,7 @@ def _computed(
 ) -> tuple[list[int], tuple[torch.Tensor, torch.Tensor], Found]:
     model = _loaded(checkpoint, options)
     # Closed in this order, and before the memory is the reference's.
-    with pin_banks(model.banks, model.device) as pinned, closing(model):
+    with closing(pin_banks(model.banks, model.device)) as pinned, closing(model):
         run = Run(model, _prepared(model, options, readable=pinned.outcome.value))
         return run.tokens, run.logits(), run.recorded()
 

@@ -249,7 +249,7 @@ def main() -> None:
     began = time.perf_counter()
     use_cache(cache_folder())
     model = _loaded(options)
-    with pin_banks(model.banks, model.device) as pinned, closing(model):
+    with closing(pin_banks(model.banks, model.device)) as pinned, closing(model):
         if not pinned.outcome.value:
             raise ConfigError(f"there is nothing to split: {pinned.outcome.reason}", "ft doctor")
         costs = _prepare(model, options)

@@ -7,11 +7,10 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -49,14 +48,6 @@ class PinnedBanks:
         while self._pins:
             self._pins.pop().close()
 
-    def __enter__(self) -> PinnedBanks:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @dataclass(frozen=True)
 class LaneChoice:
@@ -91,7 +82,7 @@ def choose_lanes(
         nothing = PinnedBanks(Resolved(True, "nothing"))
         return LaneChoice(Resolved("resident", "the model has no routed experts"), threads, nothing)
     with ExitStack() as undo:
-        held = undo.enter_context(pin_banks(banks, device))
+        held = undo.enter_context(closing(pin_banks(banks, device)))
         ordered, readable = [banks[layer] for layer in sorted(banks)], held.outcome.value
         measured = partial(lane_profile, folder, ordered, threads.value, dtype, device, readable=readable)
         strategy, costs = _choose(config, ordered, top_k, plan, held.outcome, measured)
@@ -148,7 +139,7 @@ def pin_banks(banks: Mapping[int, ExpertBank], device: torch.device) -> PinnedBa
     size, seconds = sum(each.nbytes for each in pins), time.perf_counter() - start
     made = PinnedBanks(Resolved(True, f"{gigabytes(size)} of experts are pinned, in {seconds:.1f} s"), pins)
     with ExitStack() as undo:
-        undo.enter_context(made)
+        undo.enter_context(closing(made))
         if (refused := next((outcome for outcome in outcomes if isinstance(outcome, Refused)), None)) is not None:
             return PinnedBanks(Resolved(False, refused.reason))
         for layer, bank in banks.items():

@@ -190,7 +190,8 @@ def _foretold(ids, here, first, slot, line):
 @triton.jit
 def followed(rate, used, count):
     """PREFETCH_RATE after `used` of `count` listed experts were."""
-    return tl.where(rate < 0, RIGHT, rate) + (used * RIGHT // count - tl.where(rate < 0, RIGHT, rate)) // 16
+    before = tl.where(rate < 0, RIGHT, rate)
+    return before + (used * RIGHT // count - before) // 16
 
 
 @triton.jit

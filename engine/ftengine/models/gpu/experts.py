@@ -57,9 +57,10 @@ class GpuExperts:
         self._shared = _stream(device) if setup.branches else None
         self._early = setup.readable and setup.strategy != "resident"  # there is a `fetch` to overtake
         self._waiting = _waits_for_shared(setup)
-        self._foretells = {layer.index + 1 for layer in moes if layer.next_router is not None}
-        able = setup.readable and setup.slots > 0 and setup.strategy != "resident"
-        self._prefetching = able and setup.prefetch > 0 and bool(self._foretells)
+        able = setup.readable and setup.slots > 0 and setup.prefetch > 0 and setup.strategy != "resident"
+        # MoE layers whose experts are prefetched
+        self._foretold_layers = {layer.index + 1 for layer in moes if able and layer.next_router is not None}
+        self._prefetching = bool(self._foretold_layers)
         self._foresight, self._copying = (_stream(device) if self._prefetching else None for _ in range(2))
         self._chosen = torch.cuda.Event() if self._foresight is not None else None  # type: ignore[no-untyped-call]
         self._copies = Turns(device)
@@ -124,7 +125,7 @@ class GpuExperts:
             layer.normalize,
             routes,
             self.mailbox,
-            prefetched=self._prefetching and index in self._foretells,
+            prefetched=index in self._foretold_layers,
         )
         self._prefetch(layer, rows)
         fetch(pool, index, bank, routes)
@@ -213,14 +214,16 @@ class GpuExperts:
 
     def _foretell(self, layer: DeviceMoe, hidden: torch.Tensor) -> None:
         """What the next layer's router is expected to say, beside what follows."""
-        if self._prefetching and layer.next_router is not None:
+        if layer.index + 1 in self._foretold_layers:
+            assert layer.next_router is not None
             with self._beside(self._foresight):
                 linear((layer.next_router,), hidden, self._foretold[: len(hidden)], act=hidden.dtype)
 
     def _prefetch(self, layer: DeviceMoe, rows: int) -> None:
-        if self._prefetching and layer.next_router is not None:
+        index = layer.index + 1
+        if index in self._foretold_layers:
             assert self.pool is not None
-            pool, index = self.pool.tensors, layer.index + 1
+            pool = self.pool.tensors
             with self._beside(self._foresight):
                 prefetch.choose(pool, index, self._foretold[:rows], layer.top_k)
                 if self._chosen is not None:
@@ -230,7 +233,7 @@ class GpuExperts:
 
     def _join_choice(self, layer: DeviceMoe, kernel: Waiting) -> None:
         """Before the next layer looks its experts up."""
-        if kernel == self._waiting and self._prefetching and layer.next_router is not None and self._chosen is not None:
+        if kernel == self._waiting and layer.index + 1 in self._foretold_layers and self._chosen is not None:
             torch.cuda.current_stream().wait_event(self._chosen)
 
     def _admit(self, index: int, bank: ExpertBank) -> None:
