@@ -17,7 +17,7 @@ from ftengine.config import EngineConfig
 from tests.api.byte_dialect import END
 from tests.api.fronts import FrontProcess, front, until
 from tests.api.talk import ANSWER, CALL, TOOL, post, script, simple, stream
-from tests.api.test_leaving import open_request
+from tests.api.test_leaving import count, open_request
 
 CHAT = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 
@@ -114,11 +114,12 @@ def test_answers_are_saved_while_idle_and_once(tmp_path: Path) -> None:
         until(lambda: len(dialect_events(running, "save")) == 1)
         time.sleep(0.5)
         assert len(dialect_events(running, "save")) == 1
-        connection = open_request(running, path, simple(path, script(say="x" * 900, delay=0.01, size=1), stream=True))
-        post(client, path, simple(path, script(say="b")))
-        time.sleep(0.5)
-        assert len(dialect_events(running, "save")) == 1  # not while it works
-        connection.close()
+        submitted, long = count(running, "submit"), script(say="x" * 900, delay=0.01, size=1)
+        with open_request(running, path, simple(path, long, stream=True)):
+            until(lambda: count(running, "submit") == submitted + 1)  # else the next one may come and go before it
+            post(client, path, simple(path, script(say="b")))
+            time.sleep(0.5)
+            assert len(dialect_events(running, "save")) == 1  # not while it works
         until(lambda: len(dialect_events(running, "save")) >= 2)
 
 
