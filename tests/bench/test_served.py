@@ -16,6 +16,9 @@ from tests.cli.test_start_time import REPORT_MODULES
 from tests.support.serving import RunningServer
 
 
+LUCK = 2  # tokens of a random prompt that were sent before: more happens once in some million runs
+
+
 def test_decode_is_as_fast_as_the_model(paced: RunningServer, bench: Bench) -> None:
     before = paced.stats()["tokens"]["output"]
     options = ("--prompts", "tokens", "--prompt", "50", "--output", "20", "--streams", "1,3", "--runs", "2")
@@ -45,8 +48,12 @@ def test_prefill_of_cold_and_of_known_prompts(paced: RunningServer, bench: Bench
     points = bench("prefill", "--url", paced.url, "--prompts", "tokens", *options)["variants"][0]["points"]
     turns = [point["turns"][0] for point in points]
     assert [turn["prompt_tokens"] for turn in turns] == [[40, 40], [400, 400], [620, 620]]
-    assert [turn["cached_tokens"] for turn in turns] == [[0, 0], [0, 0], [600, 600]]
-    assert sum(sum(turn["cached_tokens"]) for turn in turns) == paced.stats()["tokens"]["cached"] - before["cached"]
+    # A prompt's first token may have been another one's by chance, and with luck the second one, too.
+    for turn, known in zip(turns, (0, 0, 600), strict=True):
+        assert all(known <= cached <= known + LUCK for cached in turn["cached_tokens"])
+    counted = paced.stats()["tokens"]["cached"] - before["cached"]
+    prefixes = 2  # one a run, which no turn tells of
+    assert 0 <= counted - sum(sum(turn["cached_tokens"]) for turn in turns) <= prefixes * LUCK
     for turn in turns:
         for new, first, rate in zip(
             turn["new_tokens"], turn["first_token_ms"], turn["prompt_tokens_per_second"], strict=True
