@@ -123,8 +123,10 @@ void experts_packed(const Activations &hidden, const Ids &ids, const Weights &we
                                                std::to_string(bank.experts) + " experts");
     const ft::MatmulKernels &kernels = version(isa);
     nb::gil_scoped_release release;
+    ft::SortedRoutes routes;
+    routes.sort(bank, in, tokens, top_k, ids.data(), weights.data());
     ft::run_team(threads, [&](ft::Team &team) {
-        ft::experts(team, kernels, bank, in, tokens, top_k, ids.data(), weights.data(), out.data(), out.stride(0));
+        ft::run_experts(team, kernels, bank, routes, out.data(), out.stride(0), true);
     });
 }
 
@@ -147,5 +149,6 @@ void bind_matmul(nb::module_ &m) {
           "hidden [T, hidden_size filled up to a multiple of 32 with zeros] float32 or bfloat16; expert_ids [T, K] int32,\n"
           "negative: route not taken; weights [T, K] float32; blocks [E, block_bytes] uint8 (ExpertLayout); out\n"
           "[T, hidden_size] float32.\n"
-          "Raises ValueError for a shape that does not fit or an expert id >= E, TypeError for a dtype.");
+          "Raises ValueError for a shape that does not fit or an expert id >= E, TypeError for a dtype,\n"
+          "MemoryError where the routes cannot be sorted: `out` is then as it was.");
 }

@@ -83,6 +83,7 @@ struct Decoder::Buffers {
     Widths widths;
     Block residual, hidden, projected, mixed, cosine, sine, router, ids, weights, zeros, ones, gates, scratch, last,
         logits;
+    SortedRoutes routes;
 
     explicit Buffers(const DecoderModel &model) : widths(model) {}
 
@@ -94,10 +95,11 @@ struct Decoder::Buffers {
     // Gives a long prefill's memory back once steps are short again.
     void shrink(int64_t tokens) {
         if (tokens >= SHORTEST_SLICE) return;
-        size_t held = 0;
+        size_t held = routes.size();
         for (const Block *block : all()) held += block->size();
         if (held <= KEPT_BYTES) return;
         for (Block *block : all()) block->release();
+        routes.release();
     }
 };
 
@@ -125,6 +127,8 @@ public:
     static size_t scratch(const DecoderModel &model, int threads);
 
 private:
+    void reserve_routes() const;
+
     // Times `operation` by the first thread's clock.
     template <class F>
     void timed(Team &team, Part part, F &&operation) const {
@@ -142,7 +146,7 @@ private:
     void mix(Team &team, const MixerLayer &mixer) const;
     void feed_forward(Team &team, const FeedForward &layer) const;
     void choose_experts(Team &team, const FeedForward &layer) const;
-    void add_experts(Team &team, const FeedForward &layer) const;
+    void add_experts(Team &team, const ExpertBank &bank, int64_t top_k, const int32_t *ids, const float *weights) const;
     void finish(Team &team) const;
 
     Rows hidden() const { return {model_.type, hidden_, width_}; }
@@ -158,13 +162,14 @@ private:
     void *hidden_, *mixed_, *last_;
     Times &times_;
     int32_t *ids_, *zeros_;
+    SortedRoutes &routes_;
 };
 
 Decoder::Run::Run(const DecoderModel &model, Buffers &buffers, const DecoderStep &step, const DecoderCache &cache,
                   const Slice &slice, int threads, Times &times)
     : model_(model), kernels_(ft::kernels()), step_(step), cache_(cache), slice_(slice), tokens_(slice.tokens),
       width_(padded(model.hidden)), projected_stride_(buffers.widths.projected), mixed_stride_(buffers.widths.mixed),
-      router_stride_(buffers.widths.router), times_(times) {
+      router_stride_(buffers.widths.router), times_(times), routes_(buffers.routes) {
     const size_t item = activation_bytes(model.type), half = model.frequencies.size();
     residual_ = buffers.residual.get<float>(tokens_ * model.hidden);
     hidden_ = buffers.hidden.get<char>(tokens_ * width_ * item);
@@ -181,12 +186,22 @@ Decoder::Run::Run(const DecoderModel &model, Buffers &buffers, const DecoderStep
     scratch_ = buffers.scratch.get<float>(scratch(model, threads));
     const int64_t wanted = slice.wanted.size();
     last_ = buffers.last.get<char>(wanted * width_ * item);
+    reserve_routes();
     std::fill_n(zeros_, tokens_, 0);
     std::fill_n(ones_, tokens_, 1.0f);
     // Consecutive rows of the result are written in place.
     const bool in_place = wanted > 0 && slice.targets.back() - slice.targets.front() == wanted - 1;
     logits_ = in_place ? step.logits + slice.targets.front() * model.vocabulary
                        : buffers.logits.get<float>(wanted * model.vocabulary);
+}
+
+void Decoder::Run::reserve_routes() const {
+    for (const DecoderLayer &layer : model_.layers) {
+        const FeedForward &feed_forward = layer.feed_forward;
+        if (feed_forward.experts.experts > 0)
+            routes_.reserve(feed_forward.experts, model_.type, tokens_, feed_forward.top_k);
+        if (feed_forward.shared.experts > 0) routes_.reserve(feed_forward.shared, model_.type, tokens_, 1);
+    }
 }
 
 size_t Decoder::Run::scratch(const DecoderModel &model, int threads) {
@@ -274,16 +289,17 @@ void Decoder::Run::mix(Team &team, const MixerLayer &mixer) const {
 
 void Decoder::Run::feed_forward(Team &team, const FeedForward &layer) const {
     if (!layer.router.parts.empty()) timed(team, Part::routing, [&] { choose_experts(team, layer); });
-    timed(team, Part::experts, [&] { add_experts(team, layer); });
+    timed(team, Part::experts, [&] {
+        if (layer.experts.experts > 0) add_experts(team, layer.experts, layer.top_k, ids_, weights_);
+        if (layer.shared.experts > 0) add_experts(team, layer.shared, 1, zeros_, layer.gated ? gates_ : ones_);
+    });
 }
 
-void Decoder::Run::add_experts(Team &team, const FeedForward &layer) const {
-    if (layer.experts.experts > 0)
-        experts(team, kernels_, layer.experts, hidden(), tokens_, layer.top_k, ids_, weights_, residual_,
-                model_.hidden);
-    if (layer.shared.experts > 0)
-        experts(team, kernels_, layer.shared, hidden(), tokens_, 1, zeros_, layer.gated ? gates_ : ones_, residual_,
-                model_.hidden);
+void Decoder::Run::add_experts(Team &team, const ExpertBank &bank, int64_t top_k, const int32_t *ids,
+                               const float *weights) const {
+    if (team.index() == 0) routes_.sort(bank, hidden(), tokens_, top_k, ids, weights);  // allocates nothing
+    team.barrier();
+    run_experts(team, kernels_, bank, routes_, residual_, model_.hidden, true);
 }
 
 void Decoder::Run::choose_experts(Team &team, const FeedForward &layer) const {

@@ -2,56 +2,54 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
-
-#include "block.h"
 
 namespace ft {
 
-// Routes sorted by expert, in order of tokens within one: those of the i-th expert that is used are
-// [first[i], first[i + 1]).
-struct SortedRoutes {
-    std::vector<int32_t> count, experts;
-    std::vector<int64_t> first, token;
-    std::vector<float> weight;
-    std::vector<const void *> x;  // the token's activations
-    std::vector<void *> act;      // what the gated unit makes of them
-    Block activations;
-    Activation type = Activation::f32;
-    int64_t tokens = 0;
+void SortedRoutes::reserve(const ExpertBank &bank, Activation type, int64_t tokens, int64_t top_k) {
+    const size_t routes = size_t(tokens * top_k), most = std::min(routes, size_t(bank.experts));
+    next_ = blocks_[0].get<int32_t>(size_t(bank.experts));
+    experts = blocks_[1].get<int32_t>(most);
+    first = blocks_[2].get<int64_t>(most + 1);
+    token = blocks_[3].get<int64_t>(routes);
+    weight = blocks_[4].get<float>(routes);
+    x = blocks_[5].get<const void *>(routes);
+    act = blocks_[6].get<void *>(routes);
+    activations_ = blocks_[7].get<char>(routes * size_t(padded(bank.layout.intermediate) * activation_bytes(type)));
+}
 
-    int64_t used() const { return int64_t(experts.size()); }
-    int64_t total() const { return first.back(); }
-    void build(const ExpertBank &bank, const Rows &rows, int64_t all_tokens, int64_t top_k, const int32_t *ids,
-               const float *weights);
-};
-
-void SortedRoutes::build(const ExpertBank &bank, const Rows &rows, int64_t all_tokens, int64_t top_k,
-                         const int32_t *ids, const float *weights) {
+void SortedRoutes::sort(const ExpertBank &bank, const Rows &rows, int64_t all_tokens, int64_t top_k,
+                        const int32_t *ids, const float *weights) {
+    reserve(bank, rows.type, all_tokens, top_k);
     type = rows.type, tokens = all_tokens;
-    count.assign(size_t(bank.experts), 0);
+    std::fill_n(next_, bank.experts, 0);
     for (int64_t i = 0; i < tokens * top_k; ++i)
-        if (ids[i] >= 0) ++count[size_t(ids[i])];
-    experts.clear();
-    first.assign(1, 0);
+        if (ids[i] >= 0) ++next_[ids[i]];
+    used_ = first[0] = 0;
     for (int32_t e = 0; e < bank.experts; ++e) {
-        if (count[size_t(e)] == 0) continue;
-        experts.push_back(e);
-        first.push_back(first.back() + count[size_t(e)]);
-        count[size_t(e)] = int32_t(first[first.size() - 2]);  // from here on: where the next route goes
+        if (next_[e] == 0) continue;
+        experts[used_++] = e;
+        first[used_] = first[used_ - 1] + next_[e];
+        next_[e] = int32_t(first[used_ - 1]);
     }
-    const size_t all = size_t(total());
-    token.resize(all), weight.resize(all), x.resize(all), act.resize(all);
-    const int64_t width = padded(bank.layout.intermediate), size = activation_bytes(rows.type);
-    char *activation = activations.get<char>(all * size_t(width * size));
+    const int64_t row_bytes = padded(bank.layout.intermediate) * activation_bytes(type);
     for (int64_t i = 0; i < tokens * top_k; ++i) {
         if (ids[i] < 0) continue;
-        const size_t place = size_t(count[size_t(ids[i])]++);
+        const int64_t place = next_[ids[i]]++;
         token[place] = i / top_k;
         weight[place] = weights[i];
         x[place] = rows.row(i / top_k);
-        act[place] = activation + int64_t(place) * width * size;
+        act[place] = activations_ + place * row_bytes;
     }
+}
+
+size_t SortedRoutes::size() const {
+    size_t bytes = 0;
+    for (const Block &block : blocks_) bytes += block.size();
+    return bytes;
+}
+
+void SortedRoutes::release() {
+    for (Block &block : blocks_) block.release();
 }
 
 namespace {
@@ -69,10 +67,10 @@ int64_t task_panels(int64_t all, int threads, int64_t most) {
 }
 
 // Some pairs of gate and up panels of the i-th expert in use.
-void gated_task(const MatmulKernels &k, const ExpertBank &bank, SortedRoutes &routes, int64_t i, int64_t first,
+void gated_task(const MatmulKernels &k, const ExpertBank &bank, const SortedRoutes &routes, int64_t i, int64_t first,
                 int64_t last) {
     const ExpertLayout &layout = bank.layout;
-    const uint8_t *block = bank.blocks + routes.experts[size_t(i)] * bank.stride;
+    const uint8_t *block = bank.blocks + routes.experts[i] * bank.stride;
     const Packed w{layout.gate_up, layout.intermediate, layout.hidden, block};
     GatedUnit unit;
     unit.clamped = bank.clamped, unit.alpha = bank.alpha, unit.limit = bank.limit;
@@ -80,25 +78,25 @@ void gated_task(const MatmulKernels &k, const ExpertBank &bank, SortedRoutes &ro
         unit.gate_bias = reinterpret_cast<const float *>(block + layout.bias_offset());
         unit.up_bias = unit.gate_bias + layout.intermediate;
     }
-    const int64_t begin = routes.first[size_t(i)], end = routes.first[size_t(i) + 1];
+    const int64_t begin = routes.first[i], end = routes.first[i + 1];
     const Activation type = routes.type;
     const int64_t size = activation_bytes(type), width = padded(layout.intermediate);
     for (int64_t t = begin; t < end; t += TOKENS) {
         const int64_t count = std::min(TOKENS, end - t);
         void *act[TOKENS];
         for (int64_t n = 0; n < count; ++n)
-            act[n] = static_cast<char *>(routes.act[size_t(t + n)]) + first * PANEL_ROWS * size;
-        k.gated(w, first, last, type, &routes.x[size_t(t)], count, unit, act);
+            act[n] = static_cast<char *>(routes.act[t + n]) + first * PANEL_ROWS * size;
+        k.gated(w, first, last, type, &routes.x[t], count, unit, act);
         // Where the last panel ends before the padded width, the rest is multiplied too and must be zero.
         const int64_t filled = last * PANEL_ROWS;
         if (last == panels(layout.intermediate) && filled < width)
             for (int64_t n = 0; n < count; ++n)
-                std::memset(static_cast<char *>(routes.act[size_t(t + n)]) + filled * size, 0, (width - filled) * size);
+                std::memset(static_cast<char *>(routes.act[t + n]) + filled * size, 0, (width - filled) * size);
     }
 }
 
 // Some panels of down, of all experts in order: no two tasks add to the same element, and the order of additions is fixed.
-void down_task(const MatmulKernels &k, const ExpertBank &bank, SortedRoutes &routes, int64_t first, int64_t last,
+void down_task(const MatmulKernels &k, const ExpertBank &bank, const SortedRoutes &routes, int64_t first, int64_t last,
                float *out, int64_t out_stride, bool add) {
     const ExpertLayout &layout = bank.layout;
     const int64_t row = first * PANEL_ROWS, rows = std::min(last * PANEL_ROWS, layout.hidden) - row;
@@ -108,18 +106,18 @@ void down_task(const MatmulKernels &k, const ExpertBank &bank, SortedRoutes &rou
     if (!add)
         for (int64_t t = 0; t < routes.tokens; ++t) std::fill_n(out + t * out_stride + row, rows, 0.0f);
     for (int64_t i = 0; i < routes.used(); ++i) {
-        const uint8_t *block = bank.blocks + routes.experts[size_t(i)] * bank.stride;
+        const uint8_t *block = bank.blocks + routes.experts[i] * bank.stride;
         const Packed w{layout.down, layout.hidden, layout.intermediate, block + layout.down_offset()};
         const float *bias = layout.bias ? reinterpret_cast<const float *>(block + layout.bias_offset()) +
                                               2 * layout.intermediate + row
                                         : nullptr;
-        const int64_t begin = routes.first[size_t(i)], end = routes.first[size_t(i) + 1];
+        const int64_t begin = routes.first[i], end = routes.first[i + 1];
         for (int64_t t = begin; t < end; t += TOKENS) {
             const int64_t count = std::min(TOKENS, end - t);
-            k.panels(w, first, last, routes.type, &routes.act[size_t(t)], count, to);
+            k.panels(w, first, last, routes.type, &routes.act[t], count, to);
             for (int64_t n = 0; n < count; ++n) {
-                float *target = out + routes.token[size_t(t + n)] * out_stride + row;
-                const float weight = routes.weight[size_t(t + n)];
+                float *target = out + routes.token[t + n] * out_stride + row;
+                const float weight = routes.weight[t + n];
                 if (bias)
                     for (int64_t r = 0; r < rows; ++r) sums[n][r] += bias[r];
                 for (int64_t r = 0; r < rows; ++r) target[r] += weight * sums[n][r];
@@ -138,7 +136,7 @@ public:
     bool operator()() {
         if (panel_ >= last_ || asked_ >= FETCHED_AHEAD || routes_.used() == 0) return false;
         const int64_t size = std::min(step_, last_ - panel_) * panel_bytes_;
-        const uint8_t *block = bank_.blocks + routes_.experts[size_t(expert_)] * bank_.stride;
+        const uint8_t *block = bank_.blocks + routes_.experts[expert_] * bank_.stride;
         const uint8_t *from = block + bank_.layout.down_offset() + panel_ * panel_bytes_ + offset_;
         const int64_t bytes = std::min(LINES * PANEL_ALIGN, size - offset_);
         for (int64_t i = 0; i < bytes; i += PANEL_ALIGN) __builtin_prefetch(from + i, 0, 2);
@@ -159,17 +157,7 @@ private:
 
 }  // namespace
 
-SortedRoutes &sort_routes(const ExpertBank &bank, const Rows &x, int64_t tokens, int64_t top_k, const int32_t *ids,
-                          const float *weights) {
-    thread_local SortedRoutes routes;
-    routes.build(bank, x, tokens, top_k, ids, weights);
-    return routes;
-}
-
-int64_t route_count(const SortedRoutes &routes) { return routes.total(); }
-int64_t expert_count(const SortedRoutes &routes) { return routes.used(); }
-
-void run_experts(Team &team, const MatmulKernels &k, const ExpertBank &bank, SortedRoutes &routes, float *out,
+void run_experts(Team &team, const MatmulKernels &k, const ExpertBank &bank, const SortedRoutes &routes, float *out,
                  int64_t out_stride, bool add) {
     const int64_t all = panels(bank.layout.hidden), step = task_panels(all, team.size(), DOWN_PANELS);
     const int64_t down_tasks = (all + step - 1) / step;
@@ -187,13 +175,6 @@ void run_experts(Team &team, const MatmulKernels &k, const ExpertBank &bank, Sor
         const int64_t first = task * step;
         down_task(k, bank, routes, first, std::min(first + step, all), out, out_stride, add);
     });
-}
-
-void experts(Team &team, const MatmulKernels &k, const ExpertBank &bank, const Rows &x, int64_t tokens, int64_t top_k,
-             const int32_t *ids, const float *weights, float *out, int64_t out_stride) {
-    if (team.index() == 0) team.share(&sort_routes(bank, x, tokens, top_k, ids, weights));
-    team.barrier();
-    run_experts(team, k, bank, *static_cast<SortedRoutes *>(team.shared()), out, out_stride, true);
 }
 
 }  // namespace ft

@@ -118,14 +118,17 @@ void Lane::work() {
     }
 }
 
-// Until there is something to do.
+// Until there is something to do. Counts what it slept, not what passed: while the process is stopped, the request that
+// it was woken for may still be on its way.
 void Lane::doze() {
-    while (!closing_.load() && !called() && !rung()) {
-        const int64_t idle = now_ns() - busy_until_;
-        if (idle > DEEP_SLEEP)
+    for (int64_t slept = 0; !closing_.load() && !called() && !rung();) {
+        if (slept > DEEP_SLEEP) {
             alarm_.sleep(heard_);
-        else
-            alarm_.sleep(heard_, std::clamp(idle / 32, SHORTEST_DOZE, LONGEST_DOZE));
+            continue;
+        }
+        const int64_t next = std::clamp(slept / 32, SHORTEST_DOZE, LONGEST_DOZE);
+        alarm_.sleep(heard_, next);
+        slept += next;
     }
 }
 
@@ -167,8 +170,8 @@ void Lane::serve(Team &team, int32_t number) {
     if (error == LaneError::none) {
         go_.advance();
         compute(team);
-        record.routes = int32_t(route_count(*request_.routes));
-        record.experts = int32_t(expert_count(*request_.routes));
+        record.routes = int32_t(sorted_.total());
+        record.experts = int32_t(sorted_.used());
     } else {
         refuse(error);
     }
@@ -193,10 +196,11 @@ LaneError Lane::prepare() {
         if (mail_.ids[i] >= bank.experts) return LaneError::expert;
     try {
         const Rows rows = padded(mail_.hidden) == mail_.hidden ? mail_.rows : filled_up(tokens);
-        request_ = {&bank, &sort_routes(bank, rows, tokens, top_k, mail_.ids, mail_.weights)};
+        sorted_.sort(bank, rows, tokens, top_k, mail_.ids, mail_.weights);
     } catch (const std::bad_alloc &) {
         return LaneError::memory;
     }
+    bank_ = &bank;
     return LaneError::none;
 }
 
@@ -219,7 +223,7 @@ Rows Lane::filled_up(int64_t tokens) {
 }
 
 void Lane::compute(Team &team) {
-    run_experts(team, kernels_, *request_.bank, *request_.routes, mail_.out, mail_.hidden, false);
+    run_experts(team, kernels_, *bank_, sorted_, mail_.out, mail_.hidden, false);
 }
 
 }  // namespace ft

@@ -118,10 +118,8 @@ private:
     Block filled_;
 
     // The request that helpers take part in: written before go_ advances.
-    struct Request {
-        const ExpertBank *bank = nullptr;
-        SortedRoutes *routes = nullptr;
-    } request_;
+    const ExpertBank *bank_ = nullptr;
+    SortedRoutes sorted_;
     bool leave_ = false;
     Signal go_;
 

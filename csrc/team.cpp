@@ -38,7 +38,6 @@ struct TeamState {
     alignas(64) std::atomic<int64_t> patience{LONGEST_SPIN};
     std::atomic<int64_t> least{0};  // spin_at_least()'s
     std::atomic<int> waiting{0};    // callers that have no turn yet
-    std::atomic<void *> shared{nullptr};
 
     void arrive(int size) {
         if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) return;
@@ -81,10 +80,6 @@ uint32_t Team::arrive() {
 bool Team::met(uint32_t meeting) const { return state_.meeting.value() != meeting; }
 
 void Team::await(uint32_t meeting) { state_.await(meeting); }
-
-void Team::share(void *what) { state_.shared.store(what, std::memory_order_relaxed); }
-
-void *Team::shared() const { return state_.shared.load(std::memory_order_relaxed); }
 
 void Team::spin_at_least(int64_t nanoseconds) { state_.least.store(nanoseconds, std::memory_order_relaxed); }
 
@@ -146,7 +141,8 @@ void step_aside(const Cores &) {}
 
 thread_local bool inside = false;  // this thread is in a team now
 
-void take_part(TeamState &state, int index, int size, const std::function<void(Team &)> &f) {
+// noexcept: without a thread that left by an exception the others would wait at a barrier for good.
+void take_part(TeamState &state, int index, int size, const std::function<void(Team &)> &f) noexcept {
     Team team(state, index, size);
     inside = true;
     f(team);
@@ -198,6 +194,7 @@ private:
     }
 
     void hire(int helpers) {
+        if (helpers > int(seats_.size())) seats_.reserve(size_t(helpers));  // a thread that runs must get its seat
         while (int(seats_.size()) < helpers) {
             auto seat = std::make_unique<Signal>();
             try {

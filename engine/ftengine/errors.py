@@ -4,6 +4,7 @@ FtError                       one sentence for a person, and the next command to
 ├── CheckpointError           the model's files are missing, damaged or of a kind that is not served
 ├── ConfigError               a setting is impossible or two settings contradict each other
 ├── EngineDied                the engine process ended while requests ran, or cannot be started again
+│   └── EngineCannotStart     it has refused its settings or the model; the server is about to end
 ├── EngineRefused             one request could not be served; the engine lives
 └── RequestError              the client's request is at fault: 4xx
     ├── BadRequest            400 malformed or out of range
@@ -36,6 +37,10 @@ class ConfigError(FtError):
 
 
 class EngineDied(FtError):
+    pass
+
+
+class EngineCannotStart(EngineDied):
     pass
 
 

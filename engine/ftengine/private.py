@@ -1,10 +1,16 @@
-"""Folders that only this user can enter, made with every folder above them that is missing."""
+"""Folders that only this user can enter, made with every folder above them that is missing; and files and folders that
+others may read, but not write to.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MODE = 0o700
+OTHERS_WRITE = 0o022  # of group and others
 
 
 def private_folder(folder: Path) -> Path:
@@ -25,3 +31,16 @@ def private_folder(folder: Path) -> Path:
         path.chmod(MODE)
     folder.mkdir(MODE, exist_ok=True)  # refuses what is there and no folder
     return folder
+
+
+@contextmanager
+def owner_writes() -> Iterator[None]:
+    """Whatever the umask was: while the block runs, others cannot write to what this process makes, nor to what those
+    that it starts make. The umask is the whole process's, and as before afterwards.
+    """
+    before = os.umask(MODE ^ 0o777)
+    os.umask(before | OTHERS_WRITE)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ from ftengine.wire import Fatal, Loading
 GRACE_SECONDS = 0.3  # for the step or the loading that runs when the end comes
 SAVE_SECONDS = 2.0  # for writing prompts; the front waits longer (api/engine_process.py)
 TERMINATED = 128 + signal.SIGTERM  # exit status, as a shell gives it
+NO_MEMORY = ("allocate memory", "failed to map segment")  # torch's words, and the loader's of a library
 PROGRESS_SECONDS = 0.05  # least time between two Loading frames of one stage
 
 LOG_FORMAT, LOG_TIME = "%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"  # as the front's: both fill one log
@@ -92,8 +94,10 @@ def describe(error: Exception) -> Fatal:
     """One sentence for a person, and what may help."""
     if isinstance(error, FtError):
         return Fatal(str(error), error.next_step)
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return Fatal(f"the engine ran out of memory while starting: {error}", "ft serve --context 8192")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        step = "ulimit -v unlimited" if limited else "ft serve --context 8192"
+        return Fatal(f"the engine ran out of memory while starting: {str(error) or 'nothing says where'}", step)
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         return Fatal(f"the engine could not start: the Python package {error.name} is missing", "ft doctor")
     return Fatal(f"the engine could not start: {type(error).__name__}: {error}", "FT_DEBUG=1 ft serve")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftengine.errors import FtError
-from ftlaunch.bench.client import Reply, Target, get, stream
+from ftlaunch.bench.client import Reply, Target, stream
 from ftlaunch.bench.place import Show
-from ftlaunch.bench.prefill import MARGIN, prompt_samples
+from ftlaunch.bench.prefill import prompt_samples
 from ftlaunch.bench.prompts import Prompts, opening
 from ftlaunch.bench.report import Point
+from ftlaunch.bench.room import check_room
 
 PATH = "/v1/chat/completions"
 TOOLS = (  # name, description, the one argument
@@ -94,11 +94,12 @@ def _answered(reply: Reply, step: int, result: str) -> list[dict[str, Any]]:
 
 
 def _check_room(target: Target, settings: Agent) -> None:
-    context = get(target, "/health").get("context_length")
     steps = len(settings.results) + 1
     most = settings.prefix + 500 + sum(settings.results) + steps * (settings.output + 50)
-    if isinstance(context, int) and most * MARGIN > context:
-        raise FtError(
-            f"a conversation of about {most} tokens may not fit into the server's context of {context}",
-            "--prefix with a smaller number, fewer --result, or a server with a longer --context",
-        )
+
+    def mend(excess: int) -> str:
+        if excess < settings.prefix:
+            return f"--prefix {settings.prefix - excess}"
+        return "shorter and fewer --results, --output with a smaller number"
+
+    check_room(target, "a conversation", most, "code", mend)

@@ -14,8 +14,8 @@ from ftengine.errors import ConfigError, FtError
 from ftengine.experts.profile import LaneProfile
 from ftengine.formats.format import FORMATS, ExpertLayout
 from ftengine.kernels import native
+from ftengine.locks import locked
 from ftlaunch import paths
-from ftlaunch.locks import locked
 from ftlaunch.machine import process
 
 PATIENCE = 90.0  # seconds without news: the first time kernels are compiled, some ten seconds at once

@@ -1,4 +1,4 @@
-"""What `ft bench bw` found, for people in at most 80 columns and as JSON."""
+"""What `ft bench bw` found, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ import msgspec
 
 from ftengine.experts.profile import MISSES, THRESHOLD, LaneProfile, LaneTimes
 from ftlaunch.bench.bandwidth import Result
-from ftlaunch.bench.table import fill
 from ftlaunch.machine.verdict import rate
 
 SCHEMA = 1
 DISTURBED = 1.15  # times what there is at best cannot be: that was measured while others took their part
 
 
-def heading(whose: str, result: Result) -> str:
+def heading(whose: str, result: Result) -> list[str]:
     """Above the table."""
     profile, key = result.profile, result.profile.key
     formats = key.gate_up if key.gate_up == key.down else f"{key.gate_up}, {key.down}"
     where = key.cpu if key.gpu == "none" else f"{key.gpu} (driver {key.driver}), {key.cpu}"
     threads = f"{key.threads} thread{'s' * (key.threads > 1)}"
-    lines = (
+    return [
         where,
         f"experts of {whose}: {key.intermediate} x {key.hidden}, {formats}, {profile.expert_bytes / 1e6:.2f} MB each; "
         f"one row, {key.activations}; {threads} of {key.kernels} kernels",
         "measured now" if result.now else f"measured on {profile.measured}; --fresh measures again",
-    )
-    return "\n".join(fill(line) for line in lines)
+    ]
 
 
 def rows(profile: LaneProfile) -> tuple[list[str], list[list[str]]]:
@@ -65,10 +63,9 @@ def notes(result: Result, missing: str) -> list[str]:
     profile = result.profile
     found = [_lane("CPU", profile.cpu, profile, profile.read_bytes_per_second, "what all threads read")]
     if profile.link is None:
-        found = [f"link: not measured, {missing or result.link}", *found]
-        return [fill(text) for text in found]
-    found = [_lane("link", profile.link, profile, profile.copy_bytes_per_second, "a pinned copy"), *found]
-    return [fill(text) for text in (*found, *_rule(profile))]
+        return [f"link: not measured, {missing or result.link}", *found]
+    link = _lane("link", profile.link, profile, profile.copy_bytes_per_second, "a pinned copy")
+    return [link, *found, *_rule(profile)]
 
 
 def _lane(name: str, lane: LaneTimes, profile: LaneProfile, best: float | None, what: str) -> str:

@@ -12,6 +12,7 @@ from ftlaunch.bench.client import Reply, Target, get, streams
 from ftlaunch.bench.place import Show, expert_counts
 from ftlaunch.bench.prompts import Prompts
 from ftlaunch.bench.report import Point
+from ftlaunch.bench.room import check_room
 
 PATH = "/v1/completions"
 
@@ -33,8 +34,18 @@ def measure(target: Target, settings: Decode, show: Show) -> list[Point]:
     if isinstance(most, int) and max(settings.streams) > most:
         at_once = f"the server computes at most {most} answer{'s' * (most > 1)} at once"
         raise FtError(at_once, f"--streams {most}, or a server with --max-running-requests {max(settings.streams)}")
+    _check_room(target, settings)
     prompts = Prompts.of(target, settings.prompts)
     return [_point(target, settings, prompts, count, show) for count in settings.streams]
+
+
+def _check_room(target: Target, settings: Decode) -> None:
+    def mend(excess: int) -> str:
+        if excess < settings.prompt:
+            return f"--prompt {settings.prompt - excess}"
+        return "--prompt and --output with smaller numbers"
+
+    check_room(target, "a prompt and its answer", settings.prompt + settings.output, settings.prompts, mend)
 
 
 def _point(target: Target, settings: Decode, prompts: Prompts, count: int, show: Show) -> Point:

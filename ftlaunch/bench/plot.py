@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,14 +23,16 @@ Line = list[tuple[float, float, float, float]]  # x; median, lowest and highest 
 
 def check(path: Path) -> None:
     """Before anything is measured. Raises FtError when the drawing could not be written."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise FtError("drawing needs matplotlib, which is not installed", "pip install 'ftlaunch[plot]'")
     if path.suffix.lower() != ".png":
         raise FtError(f"{path} does not end in .png", f"--plot {path.stem or 'bench'}.png")
     if not path.absolute().parent.is_dir():
         raise FtError(f"there is no folder {path.absolute().parent}", f"mkdir -p {path.parent}")
     if path.is_dir():
         raise FtError(f"{path} is a folder", f"--plot {path}/bench.png")
+    if importlib.util.find_spec("matplotlib") is None:
+        # By its interpreter: the pip on the PATH may be that of another environment.
+        install = f"{shlex.quote(sys.executable)} -m pip install 'ftlaunch[plot]'"
+        raise FtError("drawing needs matplotlib, which is not installed", install)
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftengine.errors import FtError
-from ftlaunch.bench.client import Reply, Target, get, stream
+from ftlaunch.bench.client import Reply, Target, stream
 from ftlaunch.bench.place import Show
 from ftlaunch.bench.prompts import Prompt, Prompts
 from ftlaunch.bench.report import Point
+from ftlaunch.bench.room import check_room
 
 PATH = "/v1/completions"
-MARGIN = 1.2  # a text's tokens are known to some percent only
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,12 @@ def measure(target: Target, settings: Prefill, show: Show) -> list[Point]:
 
 
 def _check_room(target: Target, settings: Prefill) -> None:
-    context = get(target, "/health").get("context_length")
     most = max((*settings.cold, settings.prefix + max(settings.new, default=0) if settings.new else 0))
-    slack = MARGIN if settings.prompts == "code" else 1.0
-    if isinstance(context, int) and most * slack + 1 > context:
-        raise FtError(
-            f"a prompt of {most} tokens may not fit into the server's context of {context}",
-            f"--cold and --prefix below {int((context - 1) / slack)} tokens, or a server with a longer --context",
-        )
+
+    def mend(excess: int) -> str:
+        return f"--cold and --prefix below {most - excess} tokens"
+
+    check_room(target, "a prompt and its answer", most + 1, settings.prompts, mend)
 
 
 def _cold(target: Target, settings: Prefill, prompts: Prompts, tokens: int, show: Show) -> Point:

@@ -1,21 +1,18 @@
-"""A report for people: a table of at most 80 columns, and what a comparison comes to in sentences."""
+"""A report for people: a table of at most 80 columns, and what a comparison comes to in sentences, which
+`Output.lines` folds for a screen.
+"""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator
 
 from ftlaunch.bench.report import Comparison, Key, Point, Report, Variant
 
-COLUMNS = 80
 Cell = Callable[[Point], str]
 
 
-def heading(report: Report) -> str:
-    return "\n".join(fill(line) for line in _heading(report))
-
-
-def _heading(report: Report) -> Iterator[str]:
+def heading(report: Report) -> Iterator[str]:
+    """What stands above the table."""
     yield f"{report.machine}, {report.date}"
     for variant in report.variants:
         yield f"{variant.name}  {variant.what}{_server(variant)}"
@@ -49,7 +46,7 @@ def notes(report: Report) -> list[str]:
     found = [sentence(report, one) for one in report.comparisons]
     if report.bench == "load":
         found += [text for variant in report.variants for text in _stages(report, variant)]
-    return [fill(text) for text in found]
+    return found
 
 
 def sentence(report: Report, one: Comparison) -> str:
@@ -86,10 +83,6 @@ def _stages(report: Report, variant: Variant) -> Iterator[str]:
         parts = [f"{stage.removeprefix('stage: ')} {point.median(stage):.2f}" for stage in stages]
         if parts:
             yield f"{name}{point.key['page_cache']}, the engine's own stages in s: {', '.join(parts)}"
-
-
-def fill(text: str) -> str:
-    return textwrap.fill(text, COLUMNS, subsequent_indent="   ", break_on_hyphens=False)
 
 
 def _key(name: str) -> Cell:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ftengine.memory.machine import cpu_name
 from ftlaunch.bench.client import Target
 from ftlaunch.bench.compare import compare_turns
 from ftlaunch.bench.load import Load
@@ -70,19 +71,7 @@ def _machine() -> str:
 
     import psutil
 
-    return f"{_processor()}, {psutil.cpu_count(logical=False) or psutil.cpu_count()} cores, {platform.system()}"
-
-
-def _processor() -> str:
-    import platform
-    from pathlib import Path
-
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return f"{cpu_name()}, {psutil.cpu_count(logical=False) or psutil.cpu_count()} cores, {platform.system()}"
 
 
 def _version() -> str:

@@ -65,13 +65,16 @@ def cpu(formats: tuple[str, ...], threads: int | None, model: str | None, as_jso
 
 
 def _show(output: Output, report: Report) -> None:
-    if not output.as_json:
-        rates = ", ".join(
-            f"{rate / 1e9:.1f} GB/s with {count} thread{'s' * (count > 1)}" for count, rate in report.bandwidth.items()
-        )
-        output.result(f"{report.processor}, {report.date}", None)
-        output.result(f"kernels: {report.kernels.value} ({report.kernels.reason}), {report.dtype} activations", None)
-        output.result(f"reads memory at {rates}", None)
+    rates = ", ".join(
+        f"{rate / 1e9:.1f} GB/s with {count} thread{'s' * (count > 1)}" for count, rate in report.bandwidth.items()
+    )
+    output.lines(
+        [
+            f"{report.processor}, {report.date}",
+            f"kernels: {report.kernels.value} ({report.kernels.reason}), {report.dtype} activations",
+            f"reads memory at {rates}",
+        ]
+    )
     rows = [
         [
             timing.format,
@@ -207,8 +210,7 @@ def replay_file(file: Path, percents: tuple[float, ...], policies: tuple[str, ..
 
 def _show_trace(output: Output, recorded: Trace, rules: Sequence[str], found: list[list[Replayed]]) -> None:
     pool = recorded.layers * recorded.experts
-    if not output.as_json:
-        output.result(f"{_shape(recorded)}; found in slots:", None)
+    output.lines([f"{_shape(recorded)}; found in slots:"])
     rows = [
         [str(row[0].slots), f"{row[0].slots / pool:.0%}", *(f"{result.hit_rate:.1%}" for result in row)]
         for row in found

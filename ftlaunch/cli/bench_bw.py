@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ from ftlaunch.cli.output import Output, json_option
 
 if TYPE_CHECKING:
     from ftlaunch.bench.bandwidth import Result
+    from ftlaunch.machine.computing import Watch
 
 MOST_THREADS = 1024
 
@@ -51,21 +53,23 @@ def bw(model: str | None, formats: tuple[str, ...], threads: int | None, fresh: 
     this machine; what is measured is kept there, where ft serve finds it. Without a GPU: the CPU alone.
     """
     from ftlaunch.bench.bandwidth import Asked, experts_of, measure
-    from ftlaunch.bench.table import fill
+    from ftlaunch.machine.computing import Watch
+    from ftlaunch.servers import running
 
     output = Output(as_json)
     experts = experts_of(model, formats)
     missing = _no_gpu()
     if missing:
-        output.say(fill(f"The link is not measured: {missing}."))
+        output.say(f"The link is not measured: {missing}.")
     asked = Asked(experts.layouts, "cpu" if missing else "cuda", threads, fresh)
+    watch = Watch(os.getpid(), running())
     with output.progress() as show:
         results = measure(asked, show, output.say)
     _show(output, experts.whose, results, missing)
     if threads is not None and threads > (used := results[0].profile.key.threads):
         output.say(f"Of {threads} threads {used} computed: ft may use no more CPUs here.")
-    if any(result.now for result in results) and (others := _others(not missing)):
-        output.say(f"Others computed meanwhile ({others}): figures may be low.")
+    if any(result.now for result in results) and (others := _others(watch, gpu=not missing)):
+        output.say(f"Computed meanwhile: {others}. Figures may be low.")
 
 
 def _no_gpu() -> str:
@@ -76,18 +80,17 @@ def _no_gpu() -> str:
     return unusable(probe(), torch_cuda()) or ""
 
 
-def _others(gpu: bool) -> str:
-    """Who else computes, as `ft doctor` finds it; empty where nobody does."""
-    from ftlaunch.machine.cpu import is_busy
-    from ftlaunch.machine.probe import BY_NAME, Asked
-    from ftlaunch.machine.run import known, run
+def _others(watch: Watch, *, gpu: bool) -> str:
+    """Who else computed since then, and who holds the GPU's memory as `ft doctor` finds it; empty: nobody."""
+    found = [watch.seen().who()]
+    if gpu:
+        from ftlaunch.machine.probe import BY_NAME, Asked
+        from ftlaunch.machine.run import known, run
 
-    asked = [BY_NAME[name] for name in ("cpu", "gpu") if gpu or name == "cpu"]
-    data = known(run(asked, Asked(quick=True)).values())
-    holders = data.get("gpu.memory", {}).get("holders") or []
-    found = [f"on the GPU {holder['name'] or 'another program'}" for holder in holders[:3]]
-    average = data.get("cpu.load", {}).get("average")
-    return ", ".join([*found, *([f"load {average:.1f}"] if is_busy(average) else [])])
+        data = known(run([BY_NAME["gpu"]], Asked(quick=True)).values())
+        holders = data.get("gpu.memory", {}).get("holders") or []
+        found += [f"on the GPU {holder['name'] or 'another program'}" for holder in holders[:3]]
+    return ", ".join(filter(None, found))
 
 
 def _show(output: Output, whose: str, results: list[Result], missing: str) -> None:
@@ -97,10 +100,9 @@ def _show(output: Output, whose: str, results: list[Result], missing: str) -> No
         output.result("", as_json(whose, results, missing, _facts()))
     else:
         for number, result in enumerate(results):
-            output.result(("\n" if number else "") + heading(whose, result), None)
+            output.lines([*([""] if number else []), *heading(whose, result)])
             output.table(*rows(result.profile), None, "")
-            for note in notes(result, missing):
-                output.result(note, None)
+            output.lines(notes(result, missing))
     if any(result.kept for result in results):  # why, who measured has said
         output.say("As it is not kept, ft serve will measure again.")
 

@@ -283,10 +283,9 @@ def _show(report: Report, earlier: Report | None, output: Output) -> None:
     if output.as_json:
         output.result("", report.as_json())
     else:
-        output.result(heading(report), None)
+        output.lines(heading(report))
         output.table(*rows(report), None, "")
-        for note in notes(report):
-            output.result(note, None)
+        output.lines(notes(report))
     if earlier is not None:
         if earlier.machine != report.machine:
             output.say(f"The earlier figures come from another machine: {earlier.machine}.")

@@ -63,6 +63,7 @@ def command(
     ft checkpoint --model qwen3-30b-a3b --out ~/models/qwen3-30b-a3b
     ft checkpoint --model qwen3-30b-a3b --out ~/models/qwen3-30b-a3b-nvfp4 --experts nvfp4 --verify
     """
+    from ftengine.private import owner_writes
     from ftengine.weights.checkpoint import Checkpoint
     from ftlaunch.store.find import find
     from ftlaunch.store.origin import origin
@@ -74,7 +75,7 @@ def command(
     from ftengine.weights.convert.convert import convert
 
     output = Output()
-    with _shown(output, as_json) as show:
+    with _shown(output, as_json) as show, owner_writes():
         options = Options(experts, dense, shard_gib, verify)
         header = convert(found.path, out, options, origin(found), show, output.say)
     facts = _facts(out, header)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from ftlaunch.cli.output import Output, duration, json_option
 if TYPE_CHECKING:
     from ftlaunch.servers import ServerRecord
 
-COLUMNS = 80
 PLACES = {
     "token": "at any token",
     "last_user": "before the last user message",
@@ -60,6 +58,8 @@ def stats(which: str | None, layers: bool, as_json: bool) -> None:
         return
     try:
         _show(output, record, body, layers)
+        if body.get("engine") is None:
+            output.say(_missing_engine(record))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         reason = f"what answers at {record.url} does not tell what this version of ft reads ({error!r})"
         raise FtError(reason, f"ft ctl stats {record.port} --json") from error
@@ -67,7 +67,9 @@ def stats(which: str | None, layers: bool, as_json: bool) -> None:
 
 def _show(output: Output, record: ServerRecord, body: dict[str, Any], layers: bool) -> None:
     if not layers:
-        output.result("\n".join(_lines(record, body)), body)
+        named = list(_values(body))  # whatever is missing is noticed before anything is printed
+        output.lines([_headline(record, body)])
+        output.values(named)
         return
     experts = (body.get("engine") or {}).get("experts") or {}
     counted = [] if experts.get("resident") else experts.get("layers") or []
@@ -77,26 +79,38 @@ def _show(output: Output, record: ServerRecord, body: dict[str, Any], layers: bo
     output.table(LAYER_COLUMNS, [_layer(number, layer) for number, layer in enumerate(counted)], body, nothing)
 
 
-def _lines(record: ServerRecord, body: dict[str, Any]) -> Iterator[str]:
-    tokens, restarts = body["tokens"], body["restarts"]
+def _missing_engine(record: ServerRecord) -> str:
+    """Why there are no figures of the engine, and what helps."""
+    from ftlaunch.servers.health import health, log_hint, state
+
+    answer = health(record)
+    error = (answer or {}).get("error") or {}
+    step = error.get("next_step") or (log_hint(record) if error or answer is None else f"ft ctl stats {record.port}")
+    return f"The engine of {record.served_name}: {state(answer)}. Try: {step}"
+
+
+def _headline(record: ServerRecord, body: dict[str, Any]) -> str:
+    restarts = body["restarts"]
     again = f", its engine was started again {restarts} time{'s' * (restarts > 1)}" if restarts else ""
-    yield f"{record.served_name} at {record.url}, up {duration(round(body['uptime_seconds']))}{again}"
+    return f"{record.served_name} at {record.url}, up {duration(round(body['uptime_seconds']))}{again}"
+
+
+def _values(body: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    tokens = body["tokens"]
     answers = [f"{count:,} {name}" for name, count in body["answers"].items()]
-    yield _field("answers", f"{body['running']} running; so far {', '.join(answers) or 'none'}")
-    yield _field(
-        "tokens", f"{tokens['prompt']:,} of prompts ({tokens['cached']:,} cached), {tokens['output']:,} generated"
-    )
+    yield "answers", f"{body['running']} running; so far {', '.join(answers) or 'none'}"
+    yield "tokens", f"{tokens['prompt']:,} of prompts ({tokens['cached']:,} cached), {tokens['output']:,} generated"
     engine = body.get("engine")
     if engine is None or "steps" not in engine:
-        yield _field("engine", "does not answer now")
+        yield "engine", "does not answer now"
         return
     requests, steps, cache = engine["requests"], engine["steps"], engine["cache"]
     names = ("running", "waiting", "finished", "cancelled", "failed", "preempted")
-    yield _field("requests", ", ".join(f"{requests[name]:,} {name}" for name in names))
+    yield "requests", ", ".join(f"{requests[name]:,} {name}" for name in names)
     times = ", ".join(f"{name} {steps[f'{name}_ms']:.2f} ms" for name in ("p50", "p90", "p99"))
     batch = f"{steps['mean_batch']:.2f} sequences each (at most {steps['largest_batch']})"
-    yield _field("steps", f"{steps['count']:,}, {batch}, {times}")
-    yield _field(
+    yield "steps", f"{steps['count']:,}, {batch}, {times}"
+    yield (
         "KV pages",
         f"{cache['pages_used']:,} used and {cache['pages_cached']:,} cached of {cache['pages_total']:,}, "
         f"{cache['page_size']} tokens each",
@@ -106,20 +120,20 @@ def _lines(record: ServerRecord, body: dict[str, Any]) -> Iterator[str]:
         yield from _experts(engine["experts"], (body.get("facts") or {}).get("moe_backend"))
 
 
-def _prompts(prompts: dict[str, Any]) -> Iterator[str]:
+def _prompts(prompts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     found = ", ".join(f"{tokens:,} from {tier}" for tier, tokens in prompts["reused"].items() if tokens)
-    yield _field(
+    yield (
         "reused",
         f"{sum(prompts['reused'].values()):,} of {prompts['prompt']:,} tokens of prompts{found and f': {found}'}; "
         f"{prompts['new']:,} new, {prompts['repeated']:,} computed again",
     )
     places = sorted(prompts["boundaries"].items(), key=lambda item: -item[1])
     if places:
-        yield _field("went on", ", ".join(f"{count:,} {_after(name)}" for name, count in places))
+        yield "went on", ", ".join(f"{count:,} {_after(name)}" for name, count in places)
     for tier in prompts["tiers"]:
-        yield _field(tier["name"], _tier(tier))
-    for index, each in enumerate(prompts["latest"][: -LATEST - 1 : -1]):
-        yield _field("" if index else "latest", _admission(each))
+        yield tier["name"], _tier(tier)
+    for each in prompts["latest"][: -LATEST - 1 : -1]:
+        yield "latest", _admission(each)
 
 
 def _after(place: str) -> str:
@@ -145,41 +159,41 @@ def _admission(found: dict[str, Any]) -> str:
     where = f" from {found['tier']}" if found["tier"] else ""
     kind = f" {_after(found['boundary'])}" if found["boundary"] else ""
     who = f"{found['session'] or 'no session'}{' (side)' if found['side'] else ''}"
-    return f"{who}: {found['reused']:,} of {found['prompt']:,}{where}{kind}, first new token {found['changed']:,}"
+    return f"{who}: {found['reused']:,} of {found['prompt']:,}{where}{kind}, new from {found['changed']:,}"
 
 
-def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterator[str]:
+def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     """strategy: what was chosen for experts without a slot, and why."""
     held = f"{experts['slots']:,} slots for {experts['pool']:,} experts of {experts['layer_count']} layers"
     if experts["resident"]:
-        yield _field("experts", f"{RESIDENT} ({held})")
+        yield "experts", f"{RESIDENT} ({held})"
     else:
-        yield _field("experts", held)
+        yield "experts", held
     if strategy is not None:
-        yield _field("strategy", f"{strategy['value']} ({strategy['reason']})")
+        yield "strategy", f"{strategy['value']} ({strategy['reason']})"
     if experts["resident"]:
         return
     total = experts["total"]
     looked_up = total["hits"] + total["misses"]
-    yield _field("lookups", f"{looked_up:,} in {experts['decode_steps']:,} decode steps, {total['hit_rate']:.1%} hits")
+    yield "lookups", f"{looked_up:,} in {experts['decode_steps']:,} decode steps, {total['hit_rate']:.1%} hits"
     if most := experts.get("prefetch"):
-        yield _field("prefetch", f"{_prefetched(total, looked_up)}; at most {most} a layer")
+        yield "prefetch", f"{_prefetched(total, looked_up)}; at most {most} a layer"
     took = f"{experts['link_ms'] / 1e3:,.1f} s"
-    yield _field(
+    yield (
         "link",
         f"{total['fetched']:,} fetched ({total['kept']:,} kept), {total['admitted']:,} admitted, {total['staged']:,} "
         f"staged; {total['link_bytes'] / 1e9:,.1f} GB"
         f"{f', {took} without the prefetched' if total.get('prefetched') else f' in {took}'}; "
         f"n experts take {_cost(experts['link_cost'])}",
     )
-    yield _field(
+    yield (
         "CPU",
         f"{total['cpu_experts']:,} experts, {total['cpu_routes']:,} routes, {total['cpu_bytes'] / 1e9:,.1f} GB in "
         f"{experts['cpu_ms'] / 1e3:,.1f} s, {total['cpu_wait_ms'] / 1e3:,.1f} s waited for; "
         f"n experts take {_cost(experts['cpu_cost'])}",
     )
     if split := experts.get("split"):
-        yield _field("split", f"follows what both lanes cost; moved {_times(split['moves'])}, {_since(split)}")
+        yield "split", f"follows what both lanes cost; moved {_times(split['moves'])}, {_since(split)}"
 
 
 def _prefetched(total: dict[str, Any], looked_up: int) -> str:
@@ -198,10 +212,6 @@ def _times(count: int) -> str:
 
 def _since(split: dict[str, Any]) -> str:
     return f"as it is for {split['since_s']:,.0f} s"
-
-
-def _field(name: str, text: str) -> str:
-    return textwrap.fill(text, COLUMNS, initial_indent=f"{name:<10}", subsequent_indent=" " * 10)
 
 
 def _cost(cost: dict[str, float]) -> str:

@@ -32,6 +32,7 @@ def command(model: str | None, quick: bool, as_json: bool) -> int:
     if not quick:
         output.say("Looking at this machine; a measurement is the better the less else it does")
     found = examine(asked, (lambda text: None) if quick else output.say)
+    found = found if model is None else findings.named(found, model)
     if as_json:
         output.result("", findings.report(found, quick, time.monotonic() - began))
     else:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,13 @@ def drawn(found: Sequence[Finding], width: int) -> Iterator[str]:
                 yield from _wrapped(" " * INDENT + "costs: ", finding.cost, width, HANG)
             if finding.mend:
                 yield from _wrapped(" " * INDENT + "try:   ", finding.mend, width, HANG)
+
+
+def named(found: Sequence[Finding], model: str) -> list[Finding]:
+    """With the name that was typed in what is to be typed next of that model."""
+    from ftengine.errors import for_model
+
+    return [replace(each, mend=for_model(each.mend, model)) if each.group == "model" else each for each in found]
 
 
 def summary(found: Sequence[Finding]) -> str:

@@ -38,7 +38,7 @@ def show_fit(output: Output, name: str, explain: bool = False, flags: str = "") 
     with _model(output, name) as asked:
         config = _config(Path(asked.model or name), name, flags) if flags else None
         found = examine(replace(asked, config=config), only=NEEDED)
-    told = [finding for finding in found if finding.group == "model"]
+    told = findings.named([finding for finding in found if finding.group == "model"], name)
     if output.as_json:
         output.result("", findings.report(told, False, time.monotonic() - began))
     else:
@@ -71,19 +71,21 @@ def _config(path: Path, name: str, flags: str) -> str:
 class BeforePull:
     """What is told of a model before it is fetched, and kept for the day when it has been served."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._entry: Entry | None = None
 
     def look(self, path: Path, size: int) -> list[str]:
         """Sentences. path: of a folder with headers; size: bytes to come, 0 for a name of the catalogue that is made
         here and known by bundled facts.
         """
+        from ftlaunch.cli.findings import named
         from ftlaunch.machine.probe import Asked
         from ftlaunch.machine.run import examine
         from ftlaunch.machine.served import prediction
 
         asked = Asked(quick=True, model=str(path), to_fetch=size, bundled=not size)
-        found = {finding.id: finding for finding in examine(asked, only=NEEDED)}
+        found = {finding.id: finding for finding in named(examine(asked, only=NEEDED), self._name)}
         self._entry = prediction({id: finding.data for id, finding in found.items()})
         return list(_told(found))
 
@@ -102,9 +104,9 @@ def _told(found: dict[str, Finding]) -> Iterator[str]:
     if served is not None and context is not None:
         yield f"It would be served {served.value}; context {context.value}"
     if speed is not None and speed.data:
-        yield f"Predicted: {speed.value}"
+        yield f"Predicted: {speed.value}" + (f" ({speed.cost})" if speed.cost else "")
     for finding in found.values():
-        if finding.group == "model" and finding.cost:
+        if finding.group == "model" and finding.cost and finding is not speed:
             yield f"{finding.label}: {finding.value}; {finding.cost}. Try: {finding.mend}"
 
 
@@ -118,14 +120,17 @@ def _explain(output: Output, told: list[Finding]) -> None:
         rows = [[term["name"], term["formula"], *_amount(term), f"{term['ms']['likely']:.2f}"] for term in terms]
         output.say("")
         output.table(TERMS, [*rows, [end, "", "", "", f"{total:.2f}"]], None, "")
-        for term in terms:
-            if term["words"]:
-                output.result(f"{term['name']}: {term['words']}", None)
+        output.lines(f"{term['name']}: {term['words']}" for term in terms if term["words"])
+        output.say("")
+        output.values({symbol: text for term in terms for symbol, text in term["legend"]}.items())
+    if data:
+        output.lines(["Where the formulas and their figures come from: docs/fit.md"])
 
 
 def _amount(term: dict[str, Any]) -> tuple[str, str]:
     size, bandwidth = term["bytes"], term["bandwidth"]
-    return "" if size is None else f"{size / 1e6:,.0f} MB", "" if bandwidth is None else f"{bandwidth / 1e9:,.1f} GB/s"
+    amount = "-" if size is None else f"{size / 1e6:,.0f} MB"
+    return amount, "-" if bandwidth is None else f"{bandwidth / 1e9:,.1f} GB/s"
 
 
 def _remember() -> None:

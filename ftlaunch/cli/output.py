@@ -1,17 +1,23 @@
 """The one way out for every command.
 
 Results go to stdout, what is going on to stderr, so that a pipe gets results only. On a terminal tables and bars are
-drawn (rich); into a pipe or file go plain lines with tab-separated columns; with --json one JSON document.
+drawn (rich) and lines folded at 80 columns. Into a pipe or file go plain lines, one a row, value or sentence however
+long, with tab-separated columns and no control characters; with --json one JSON document.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
+
+COLUMNS, LABEL, HANG = 80, 10, 3  # of a screen, of a value's name, of what is left of a folded sentence
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # none is meant to be in a cell; a folder's name may have any
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -42,7 +48,19 @@ class Output:
             _draw(columns, rows)
         else:
             for row in (columns, *rows):
-                click.echo("\t".join(row))
+                click.echo(_plain(row))
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Sentences, for people: with --json nothing is said."""
+        for text in () if self.as_json else texts:
+            click.echo(fold(text) if sys.stdout.isatty() else _plain([text]))
+
+    def values(self, named: Iterable[tuple[str, str]]) -> None:
+        """The same of names and values. Several of one name follow each other; a screen has it once."""
+        before = ""
+        for name, text in () if self.as_json else named:
+            click.echo(value("" if name == before else name, text) if sys.stdout.isatty() else _plain([name, text]))
+            before = name
 
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, float], None]]:
@@ -63,6 +81,20 @@ def duration(seconds: int) -> str:
         return f"{seconds}s"
     minutes, hours = seconds // 60, seconds // 3600
     return f"{minutes}m{seconds % 60:02d}s" if minutes < 60 else f"{hours}h{minutes % 60:02d}m"
+
+
+def fold(text: str) -> str:
+    """For a screen."""
+    return textwrap.fill(text, COLUMNS, subsequent_indent=" " * HANG, break_on_hyphens=False)
+
+
+def value(name: str, text: str) -> str:
+    """For a screen: the value in a column of its own."""
+    return textwrap.fill(text, COLUMNS, initial_indent=f"{name:<{LABEL}}", subsequent_indent=" " * LABEL)
+
+
+def _plain(cells: Sequence[str]) -> str:
+    return "\t".join(CONTROL.sub(" ", cell) for cell in cells)
 
 
 def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -24,9 +24,9 @@ def command(as_json: bool) -> None:
     what it computes on, the tokens of context that one conversation can have, how many launches use it, and the file
     that holds its log.
     """
-    from ftlaunch.servers import health, running
+    from ftlaunch.servers import health, lost, running
 
-    facts = [_facts(record, health(record)) for record in running()]
+    facts = [_facts(record, health(record)) for record in running() + lost()]
     Output(as_json).table(
         COLUMNS, [_row(fact) for fact in facts], facts, "No server runs. Start one: ft serve --model demo"
     )

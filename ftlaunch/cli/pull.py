@@ -58,7 +58,7 @@ def command(model: str, files: tuple[str, ...], to: Path | None, yes: bool, as_j
     view = _stages if entry is not None and entry.module else _transfer
     from ftlaunch.cli.fit import BeforePull
 
-    before = BeforePull()
+    before = BeforePull(model)
     wishes = Wishes(files, to, confirm=lambda question: yes or _confirm(question, as_json), look=before.look)
     with view(as_json) as show:
         pulled = pull(model, wishes=wishes, observe=show)

@@ -11,7 +11,10 @@ from ftlaunch.servers.options import DEFAULT_HOST, DEFAULT_PORT, ServeOptions
 
 AT_LEAST_ONE = click.IntRange(1, MOST)
 NOT_NEGATIVE = click.IntRange(0, MOST)
-THREADS = click.IntRange(1, 4096)
+THREADS = click.IntRange(1, 4096)  # those that no CPU is there for are not started
+CONTEXT = click.IntRange(2, MOST)  # a token of a prompt and one of an answer
+KV_TOKENS = click.IntRange(256, MOST)  # a template and a question take a hundred
+REQUESTS = click.IntRange(1, 256)  # the server has so many, with those that wait (api/settings.py)
 CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 
 
@@ -44,13 +47,13 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 @click.option("--served-model-name", metavar="NAME", help="The model's id in the APIs.  [default: the model's name]")
 @click.option(
     "--context",
-    type=AT_LEAST_ONE,
+    type=CONTEXT,
     metavar="TOKENS",
     help="Prompt and answer together.  [default: what the model and the memory allow]",
 )
 @click.option(
     "--max-running-requests",
-    type=AT_LEAST_ONE,
+    type=REQUESTS,
     metavar="N",
     help="Answers computed at the same time; further requests wait.  [default: chosen]",
 )
@@ -67,7 +70,9 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
     show_default=True,
     help="Type that weights are kept and computed in.",
 )
-@click.option("--threads", type=THREADS, metavar="N", help="CPU threads that compute.  [default: one a core]")
+@click.option(
+    "--threads", type=THREADS, metavar="N", help="CPU threads that compute, at most one a CPU.  [default: one a CPU]"
+)
 @click.option(
     "--max-prefill-length",
     type=AT_LEAST_ONE,
@@ -76,7 +81,7 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
 )
 @click.option(
     "--kv-tokens",
-    type=click.IntRange(2, MOST),
+    type=KV_TOKENS,
     metavar="TOKENS",
     help="Keys and values kept, over all requests and the prefix cache.  [default: chosen]",
 )
@@ -108,7 +113,7 @@ CACHE_SIZES = ("moe_cache_size", "moe_cache_rate", "moe_cache_mem")
     "--moe-cpu-threads",
     type=THREADS,
     metavar="N",
-    help="CPU threads that compute experts beside the GPU.  [default: all cores but one]",
+    help="CPU threads that compute experts beside the GPU.  [default: all but two, all but one below 8 CPUs]",
 )
 @click.option(
     "--cache-device",

@@ -38,8 +38,8 @@ def command(which: str | None, everything: bool, as_json: bool) -> None:
 def _chosen(which: str | None, everything: bool) -> list[ServerRecord]:
     """Raises UsageError for a contradiction, FtError when nothing or no single server is meant."""
     from ftlaunch.cli.which import servers_meant
-    from ftlaunch.servers import running
+    from ftlaunch.servers import lost, running
 
     if which is not None and everything:
         raise click.UsageError("give a name or port, or --all, not both")
-    return running() if everything else servers_meant(which, "ft stop NAME, ft stop PORT or ft stop --all")
+    return running() + lost() if everything else servers_meant(which, "ft stop NAME, ft stop PORT or ft stop --all")

@@ -8,7 +8,6 @@ and to stop and go on together with a child that stops itself.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -27,7 +26,7 @@ _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | None"
 
 def run(argv: Sequence[str], environ: Mapping[str, str], directory: Path) -> int:
     """Run to the end. Returns its exit status, or 128 + n when signal n ended it. Raises OSError if it cannot start."""
-    in_child = functools.partial(_end_with, os.getpid()) if sys.platform == "linux" else None
+    in_child = _ends_with_us() if sys.platform == "linux" else None
     with _signals() as passed_to, _terminal_restored():
         process = subprocess.Popen(argv, env=environ, cwd=directory, preexec_fn=in_child)
         passed_to(process.pid)
@@ -122,10 +121,19 @@ def _terminal_restored() -> Iterator[None]:
                 termios.tcsetattr(fd, termios.TCSADRAIN, modes)
 
 
-def _end_with(parent: int) -> None:
-    """Runs in the child: Linux shall end the agent when ft is killed, so that no agent stays without a server."""
+def _ends_with_us() -> Callable[[], None]:
+    """What the child does first: Linux shall end the agent when ft is killed, so that no agent stays without a server.
+
+    Looked up before the fork: in the child a lock that another thread of ours held, as the import system has them, is
+    never released.
+    """
     import ctypes
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != parent:  # killed before the line above
-        os._exit(128 + signal.SIGTERM)
+    prctl, parent, number = ctypes.CDLL(None).prctl, os.getpid(), int(signal.SIGTERM)
+
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # killed before the line above
+            os._exit(128 + number)
+
+    return in_child

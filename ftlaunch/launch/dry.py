@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ftengine.errors import FtError
+from ftengine.memory import plan, vram
+from ftengine.memory.gpu import may_be_there
 from ftlaunch.launch import preview, remote
 from ftlaunch.launch.choose import can_be_fetched, context_on_disk, default_model
 from ftlaunch.launch.connect import NO_KEY, local_endpoint, output_limit, remote_endpoint
@@ -51,6 +53,17 @@ def _endpoint(request: LaunchRequest, notes: list[str]) -> Endpoint:
     return _future(model, request, notes)
 
 
+def _default_context(model: str, notes: list[str]) -> int:
+    """Tokens: at most those that the server takes by default, which may be fewer where there is little memory."""
+    found = context_on_disk(model)
+    if found is None:
+        notes.append(f"The context of {model} is not known yet; {UNKNOWN_CONTEXT:,} tokens are shown")
+        return UNKNOWN_CONTEXT
+    context = min(found, vram.DEFAULT_CONTEXT if may_be_there() else plan.DEFAULT_CONTEXT)
+    notes.append(f"The server decides on its context when it starts; {context:,} tokens are shown")
+    return context
+
+
 def _future(model: str, request: LaunchRequest, notes: list[str]) -> Endpoint:
     """What the server will be that a real launch would start."""
     from ftlaunch.servers.options import DEFAULT_HOST, DEFAULT_PORT
@@ -63,9 +76,6 @@ def _future(model: str, request: LaunchRequest, notes: list[str]) -> Endpoint:
             raise
         notes.append(f"Would fetch the model first: ft pull {model}")
     notes.append(f"Would start a server of {model}; its port and key are chosen then")
-    stated = request.context or context_on_disk(model)
-    if stated is None:
-        notes.append(f"The context of {model} is not known yet; {UNKNOWN_CONTEXT:,} tokens are shown")
-    context = stated or UNKNOWN_CONTEXT
+    context = request.context or _default_context(model, notes)
     name = canonical(model).rstrip("/").rpartition("/")[2]
     return Endpoint(f"http://{DEFAULT_HOST}:{DEFAULT_PORT}", name, context, output_limit(context, None), FUTURE_KEY)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftengine.errors import FtError
+from ftengine.locks import locked
 from ftlaunch import paths
 from ftlaunch.launch.request import Talk
-from ftlaunch.locks import locked
 from ftproviders import Provider, binaries
 from ftproviders.binaries import Program
 

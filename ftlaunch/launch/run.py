@@ -88,7 +88,7 @@ def _run(provider: Provider, plan: AgentPlan, request: LaunchRequest) -> int:
 @contextlib.contextmanager
 def _alone(provider: Provider, lock: Path | None) -> Iterator[None]:
     """Some agents bear only one process a state folder, and say so late and badly."""
-    from ftlaunch.locks import try_lock
+    from ftengine.locks import try_lock
 
     if lock is None:
         yield

@@ -15,7 +15,8 @@ from ftengine.bench.shapes import QWEN36
 from ftengine.formats.format import BF16, FP8_BLOCK, NVFP4, ExpertLayout, Format
 from ftengine.memory.estimate import WeightSizes
 from ftengine.memory.plan import resolve_dtype
-from ftlaunch.machine.fit import Model, demand_of, expert_products
+from ftengine.memory.vram import Demand
+from ftlaunch.machine.fit import Model, expert_products
 
 QWEN3: dict[str, Any] = {
     "hidden_size": 2048,
@@ -64,8 +65,8 @@ FACTS = {
 }
 
 
-def model(name: str) -> Model:
-    """Of a name in FACTS."""
+def model(name: str, asked: str = "auto") -> Model:
+    """Of a name in FACTS. asked: EngineConfig.dtype."""
     facts = FACTS[name]
     config, hidden = facts.config, facts.config["hidden_size"]
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
@@ -79,8 +80,9 @@ def model(name: str) -> Model:
         experts=experts,
         layers=layers,
         banks=layers * experts * layout.block_bytes,
+        next_routers=(layers - 1) * experts * hidden * BF16.bits // 8,
     )
-    dtype = resolve_dtype("auto", device="cuda").value
+    dtype = resolve_dtype(asked, device="cuda").value
     products = facts.products + expert_products(config, layout, layers)
-    demand, embedding = demand_of(sizes, config, dtype, facts.max_context), 0 if facts.tied else table
+    demand, embedding = Demand.of(sizes, config, dtype, facts.max_context), 0 if facts.tied else table
     return Model(Path(name), facts.architecture, sizes, dtype, demand, layout, config, embedding, products)

@@ -64,7 +64,10 @@ def compared(asked: Asked) -> Iterator[Finding]:
             name = f"{Path(known.model).name}{_way(first.setting)}"
             data = {"model": known.model, "tokens_per_second": served.rate(runs), "error": error}
             value = f"{name}: {predict.compared(known, first.setting)}"
-            yield predict.judged(Finding("catalogue.served", "served", value, data=data), error, runs)
+            likely = first.tokens_per_second[1]
+            yield predict.judged(
+                Finding("catalogue.served", "served", value, data=data), likely, "were predicted first", runs, asked
+            )
 
 
 def _way(setting: Setting) -> str:

@@ -38,12 +38,13 @@ def served(stats: Mapping[str, Any], server: str) -> tuple[Served, str | None] |
 
 def _setting(facts: Mapping[str, Any], experts: Mapping[str, Any] | None) -> Setting:
     device = str(_value(facts, "device")).partition(" ")[0]
+    dtype = "float32" if _value(facts, "dtype") == "float32" else None
     if device == "cpu":
-        return Setting(device, threads=_value(facts, "threads"))
+        return Setting(device, threads=_value(facts, "threads"), dtype=dtype)
     slots = min(1.0, experts["slots"] / experts["pool"]) if experts and experts["pool"] else None
     strategy = _value(facts, "moe_backend")
     threads = _value(facts, "moe_cpu_threads") if strategy in ("cpu", "hybrid") else None
-    return Setting(device, strategy, slots, threads)
+    return Setting(device, strategy, slots, threads, dtype)
 
 
 def _hit_rate(experts: Mapping[str, Any] | None) -> float | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ftengine.memory.machine import cgroup_cpus
+from ftengine.memory.machine import cgroup_cpus, cpu_name
+from ftlaunch.machine.computing import Computing, Watch
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.system import System
 from ftlaunch.machine.verdict import Finding, plural
@@ -17,16 +17,18 @@ FOLDER = "sys/devices/system/cpu"
 # Scaling drivers whose "powersave" leaves the clock to the processor; of others it is the lowest clock for good.
 # Documentation/admin-guide/pm/intel_pstate.rst and amd-pstate.rst of the kernel.
 BY_ITSELF = ("intel_pstate", "amd-pstate-epp")
-BUSY = 0.25  # of the CPUs, computed by others
+LOOK_SECONDS, QUICK_SECONDS = 0.5, 0.25  # at who computes, at the least
 
 
 def probe(asked: Asked) -> Iterator[Finding]:
-    system = System()
+    from ftlaunch.servers import running
+
+    system, watch = System(), Watch(os.getppid(), running())  # who asked, and all of its probes
     yield processor(system)
     yield cpus(system)
     yield instructions()
     yield clock(system)
-    yield load(system)
+    yield load(system, watch.seen(QUICK_SECONDS if asked.quick else LOOK_SECONDS))
 
 
 def processor(system: System) -> Finding:
@@ -125,27 +127,25 @@ def clock(system: System) -> Finding:
     return Finding("cpu.clock", "clock", value, "warn" if cost else "ok", cost, mend, data)
 
 
-def load(system: System) -> Finding:
-    """Of the last minute."""
-    average = _load(system)
-    if average is None:
-        return Finding("cpu.load", "load", "not told by the system", data={"average": None})
-    value = f"{average:.1f} in the last minute"
-    if not is_busy(average):
-        return Finding("cpu.load", "load", value, data={"average": average})
-    cost = "other programs compute: what is measured here, and what is served, is slower"
-    return Finding("cpu.load", "load", value, "note", cost, "top shows which", {"average": average})
-
-
-def is_busy(average: float | None) -> bool:
-    """average: the system's load, None where it does not tell."""
-    return average is not None and average >= BUSY * (os.cpu_count() or 1)
+def load(system: System, now: Computing) -> Finding:
+    """Of this moment; the system's average, which tells of the last minute and of ft itself, is for programs."""
+    data = {"average": _load(system), **now.as_json()}
+    value = f"others take {now.others:.1f} of {now.cpus} CPUs now"
+    if now.programs:
+        value += f": {', '.join(f'{name} {cpus:.1f}' for name, cpus in now.programs.items())}"
+    servers = [f"ft's server of {name} takes {now.servers[name]:.1f}" for name in now.busy_servers]
+    finding = Finding("cpu.load", "load", "; ".join([value, *servers]), data=data)
+    if now.others_busy:
+        cost = "other programs compute: what is measured here, and what is served, is slower"
+        return finding.but("note", cost, "end them; top shows more")
+    if servers:
+        return finding.but("note", "a server of ft computes: what is measured here is slower", "wait, or ft stop")
+    return finding
 
 
 def _counted(system: System) -> tuple[str, int, int]:
     """Name, cores, sockets."""
     text = system.text("proc/cpuinfo")
-    name = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
     ids = re.compile(r"^(physical id|core id)\s*:\s*(\d+)$", re.MULTILINE)
     blocks = [dict(ids.findall(block)) for block in text.split("\n\n")]
     cores = {(block.get("physical id"), block["core id"]) for block in blocks if "core id" in block}
@@ -154,8 +154,8 @@ def _counted(system: System) -> tuple[str, int, int]:
         import psutil
 
         count = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-        return (name.group(1) if name else platform.processor() or platform.machine()), count, 1
-    return name.group(1).strip() if name else platform.machine(), len(cores), max(1, len(sockets))
+        return cpu_name(text), count, 1
+    return cpu_name(text), len(cores), max(1, len(sockets))
 
 
 def _distinct(system: System, name: str) -> list[str]:

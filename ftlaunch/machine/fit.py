@@ -14,7 +14,15 @@ from ftengine.errors import FtError
 from ftengine.formats.format import ExpertLayout
 from ftengine.memory import estimate
 from ftengine.memory.estimate import WeightSizes
-from ftengine.memory.plan import check_banks, check_memory, lane_threads, plan_cache, resolve_dtype, resolve_threads
+from ftengine.memory.plan import (
+    check_banks,
+    check_context,
+    check_memory,
+    lane_threads,
+    plan_cache,
+    resolve_dtype,
+    resolve_threads,
+)
 from ftengine.memory.vram import Demand, DevicePlan, budget, least_bytes, plan_device
 from ftengine.models.base import ARCHITECTURES
 from ftengine.models.gpu.strategy import Choice, Lanes, choose, hit_rate
@@ -62,7 +70,7 @@ class Fit:
     """reason: why it does not fit, a clause, else empty. Bytes; memory: of the host, at the least on the CPU.
 
     pinned: bytes that the GPU is to read in host memory. context: tokens. slots: experts that stay on the GPU.
-    threads: of the CPU, those that compute experts or, without a GPU, everything.
+    threads: of the CPU, those that compute experts or, without a GPU, everything. dtype: of activations.
     """
 
     device: Literal["cuda", "cpu"]
@@ -74,6 +82,7 @@ class Fit:
     context: int = 0
     slots: int = 0
     threads: int = 1
+    dtype: str = "bfloat16"
     strategy: Choice | None = None
     plan: DevicePlan | None = None
     lanes: Lanes | None = None
@@ -84,33 +93,22 @@ class Fit:
         return not self.reason
 
 
-def read(path: Path) -> Model:
-    """Raises CheckpointError for files that are no model. Reads headers only; torch-free."""
+def read(path: Path, asked: str = "auto") -> Model:
+    """Raises CheckpointError for files that are no model. Reads headers only; torch-free. asked: EngineConfig.dtype."""
     checkpoint = Checkpoint.open(path)
-    config, dtype = checkpoint.text_config, resolve_dtype("auto", device="cuda").value
+    config, dtype = checkpoint.text_config, resolve_dtype(asked, device="cuda").value
     facts = weight_facts(checkpoint)
-    demand = demand_of(estimate.weight_sizes(facts, config), config, dtype, checkpoint.max_context)
-    return described(path, checkpoint.architecture, facts, config, demand)
+    demand = Demand.of(estimate.weight_sizes(facts, config), config, dtype, checkpoint.max_context)
+    return described(path, checkpoint.architecture, facts, config, demand, dtype)
 
 
-def described(path: Path, architecture: str, facts: Described, config: dict[str, Any], demand: Demand) -> Model:
-    """dtype of activations: that of a GPU."""
+def described(
+    path: Path, architecture: str, facts: Described, config: dict[str, Any], demand: Demand, dtype: str = "bfloat16"
+) -> Model:
+    """dtype: of keys, values and activations on a GPU."""
     layout = next(iter(estimate.expert_layouts(facts, config)), None)
-    dtype = resolve_dtype("auto", device="cuda").value
     products = _dense_products(facts) + expert_products(config, layout, demand.weights.layers)
     return Model(path, architecture, demand.weights, dtype, demand, layout, config, _embedding(facts), products)
-
-
-def demand_of(sizes: WeightSizes, config: dict[str, Any], dtype: str, max_context: int) -> Demand:
-    return Demand(
-        weights=sizes,
-        workspace=estimate.decode_workspace(config),
-        prefill=estimate.prefill_bytes_per_token(config, dtype),
-        token=estimate.kv_bytes_per_token(config, dtype),
-        state=estimate.state_bytes(config),
-        top_k=estimate.experts_per_token(config),
-        max_context=max_context,
-    )
 
 
 def expert_products(config: dict[str, Any], layout: ExpertLayout | None, layers: int) -> int:
@@ -145,6 +143,10 @@ def fit(model: Model, room: Room, lanes: Lanes | None = None, config: EngineConf
     if not model.served:
         reason = f"the architecture {model.architecture} is not served"
         return Fit("cuda" if room.vram else "cpu", reason, "ft list")
+    try:
+        check_context(config, model.demand.max_context)
+    except FtError as error:
+        return Fit("cuda" if room.vram else "cpu", str(error), error.next_step)
     if not room.vram or config.device == "cpu":
         return _on_cpu(config, model, room)
     least, most = least_bytes(model.demand, config), budget(config, room.vram)
@@ -168,6 +170,7 @@ def _on_gpu(config: EngineConfig, model: Model, room: Room, lanes: Lanes | None)
         context=plan.context.value,
         slots=plan.slots.value,
         threads=lane_threads(config).value,
+        dtype=model.dtype,
         plan=plan,
         lanes=lanes,
         notes=plan.notes,
@@ -196,7 +199,8 @@ def _on_cpu(config: EngineConfig, model: Model, room: Room) -> Fit:
         needed = weights + PROCESS["cpu"]
         return Fit("cpu", str(error), getattr(error, "next_step", ""), memory=needed)
     needed = weights + PROCESS["cpu"] + plan.context.value * token
-    return Fit("cpu", memory=needed, context=plan.context.value, threads=resolve_threads(config.threads).value)
+    threads = resolve_threads(config.threads).value
+    return Fit("cpu", memory=needed, context=plan.context.value, threads=threads, dtype=dtype)
 
 
 def hits(fit: Fit, model: Model) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from ftengine.memory import compiler
 from ftengine.memory import gpu as engine
 from ftengine.memory.gpu import Gpu as Usable
 from ftengine.memory.gpu import NoGpu
@@ -117,7 +118,7 @@ def use(
         return replace(finding, value="none: there is no NVIDIA GPU").but("note", cost)
     if isinstance(gpu, Usable) and gpu.capability < engine.LEAST_CAPABILITY:
         return finding.but("warn", cost)
-    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+    if isinstance(gpu, NoGpu) and os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return finding.but("bad", cost, "unset CUDA_VISIBLE_DEVICES")
     return finding.but("bad", cost, _mend(system, lacking))
 
@@ -130,6 +131,8 @@ def _mend(system: System, lacking: str) -> str:
         return engine.newer_driver(torch_cuda())
     if "without CUDA" in lacking:
         return "pip install --force-reinstall torch (its usual build for Linux)"
+    if (found := compiler.lacking()) is not None and found.reason == lacking:
+        return found.mend
     if "Triton" in lacking:
         return "pip install triton"
     return "nvidia-smi may tell more; after an update of the driver restart the machine"

@@ -9,13 +9,14 @@ from typing import Any
 
 from ftengine.memory.folders import use_kernel_cache
 from ftengine.memory.machine import available_memory
+from ftengine.memory.plan import default_lane_threads
 from ftlaunch.machine import pci
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.system import System
 from ftlaunch.machine.verdict import Finding, gib, rate
 
 COPY_BYTES, LEAST_COPY, COPIES = 256 << 20, 1 << 20, 5
-LOW_COPY, LOW_GATHER = 0.7, 0.75  # of what the link can carry; of the copy
+LOW_COPY = 0.7  # of what the link can carry
 EXPERTS = 8  # of a layer, the most that the engine's own measurement takes
 LANE_BYTES = 1 << 30  # of host memory, for a layer of experts and what measuring it takes
 
@@ -95,11 +96,10 @@ def lanes() -> Iterator[Finding]:
     from ftengine.bench.layer import Shape
     from ftengine.experts.probe import LaneProbe
     from ftengine.formats.format import FORMATS
-    from ftengine.kernels import native
 
     torch.set_num_threads(1)
     bank = bank_that_fits(Shape().layout(FORMATS["nvfp4"]))
-    threads = max(1, native.granted_threads() - 1)
+    threads = default_lane_threads().value  # a server's, or it could not use the figures
     with pinned_bank(bank, "cuda") as refused:
         if refused:
             cost = "nothing crosses the link: the CPU computes all experts without a slot"

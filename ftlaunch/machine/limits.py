@@ -11,7 +11,9 @@ from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.system import System
 from ftlaunch.machine.verdict import Finding, gib
 
+ADDRESSES = 1 << 30  # bytes that an engine maps beside weights and caches: its libraries, and stacks of threads
 FILES = 1024  # a server with 512 clients and a model in 60 files
+UNLIMITED = "ulimit -v unlimited -d unlimited"
 PIN_SHARE = 2  # WSL 2: Windows pins half of the virtual machine's memory
 
 
@@ -56,9 +58,11 @@ def addresses(system: System) -> Finding:
     strict = system.number("proc/sys/vm/overcommit_memory") == 2
     data = {"bytes": least, "overcommit": system.number("proc/sys/vm/overcommit_memory")}
     if least is not None:
+        if least <= ADDRESSES:
+            cost = "no model can be served"
+            return Finding("limits.addresses", "addresses", gib(least), "bad", cost, UNLIMITED, data)
         cost = "a model of that size is refused, whatever is free"
-        mend = "ulimit -v unlimited -d unlimited"
-        return Finding("limits.addresses", "addresses", gib(least), "warn", cost, mend, data)
+        return Finding("limits.addresses", "addresses", gib(least), "warn", cost, UNLIMITED, data)
     if strict:
         cost = "memory is refused as soon as all that was promised would not fit"
         mend = "sudo sysctl vm.overcommit_memory=0"

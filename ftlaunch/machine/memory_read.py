@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from ftengine.kernels import native
 from ftengine.memory.machine import available_memory
 from ftlaunch.machine import modules
 from ftlaunch.machine.caches import last_level
-from ftlaunch.machine.cpu import is_busy
+from ftlaunch.machine.computing import Computing, Watch
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.system import System
 from ftlaunch.machine.verdict import Finding, gib, rate
@@ -25,11 +26,13 @@ ROW = b"\1" * (1 << 20)
 
 
 def probe(asked: Asked) -> Iterator[Finding]:
-    yield read(System(), *available_memory(), is_busy(asked.known.get("cpu.load", {}).get("average")))
+    from ftlaunch.servers import running
+
+    yield read(System(), *available_memory(), Watch(os.getppid(), running()))
 
 
-def read(system: System, available: int, bound: str, busy: bool = False) -> Finding:
-    """available: bytes, and `bound` says what sets them. busy: others compute."""
+def read(system: System, available: int, bound: str, watch: Watch | None = None) -> Finding:
+    """available: bytes, and `bound` says what sets them. watch: tells who else computed meanwhile."""
     peak = modules.peak(modules.modules(system))
     data = {"bytes_per_second": None, "threads": native.granted_threads(), "peak_bytes_per_second": peak}
     if not native.AVAILABLE:
@@ -38,17 +41,19 @@ def read(system: System, available: int, bound: str, busy: bool = False) -> Find
     if measured is None:
         reason = f"not measured: {gib(available)} are free ({bound})"
         return Finding("memory.read", "reading", reason, "note", "", "close other programs, and run it again", data)
+    meanwhile = Computing() if watch is None else watch.seen()
     data |= {"bytes_per_second": measured, "bytes": size}
     value = f"{rate(measured)} with {data['threads']} threads"
     if peak is not None:
         value += f", {measured / peak:.0%} of what the modules can do"
     finding = Finding("memory.read", "reading", value, data=data)
-    if busy:
-        return finding.but("note", "other programs computed meanwhile: it may be more", "close them, and run it again")
+    if who := meanwhile.who():
+        mend = "end them, and run it again" if meanwhile.others_busy else "wait until it has answered, and run it again"
+        return finding.but("note", f"computed meanwhile: {who}; it may be more", mend)
     if peak is None or measured >= LOW * peak:
         return finding
     cost = f"experts on the CPU have {rate(measured)} of {rate(peak)}"
-    mend = "end what else reads memory; use more CPUs; on several NUMA nodes try numactl --interleave all"
+    mend = "use more CPUs; on several NUMA nodes try numactl --interleave all"
     return finding.but("note", cost, mend)
 
 

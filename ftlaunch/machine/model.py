@@ -11,21 +11,23 @@ from ftengine.config import EngineConfig
 from ftengine.errors import FtError
 from ftengine.kernels import native
 from ftengine.memory.folders import cache_folder
-from ftengine.memory.machine import available_memory
+from ftengine.memory.machine import ADDRESS_LIMIT, available_memory
 from ftengine.memory.plan import lane_threads
 from ftengine.models.gpu.strategy import Lanes
 from ftlaunch import paths
-from ftlaunch.machine import bundled, lanes, predict
+from ftlaunch.machine import bundled, ignored, lanes, predict
 from ftlaunch.machine.disk import nearest
 from ftlaunch.machine.fit import Fit, Model, Room, fit, hits, read
+from ftlaunch.machine.limits import ADDRESSES, UNLIMITED
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.verdict import Finding, gib
 
 
 def probe(asked: Asked) -> Iterator[Finding]:
     assert asked.model is not None
+    config = EngineConfig(asked.model) if asked.config is None else EngineConfig.from_json(asked.config)
     try:
-        model = bundled.model(asked.model) if asked.bundled else read(Path(asked.model))
+        model = bundled.model(asked.model, config.dtype) if asked.bundled else read(Path(asked.model), config.dtype)
     except FtError as error:
         reason = str(error) if asked.to_fetch is None else str(error).replace(f"{asked.model}/", "")
         step = "choose another model" if asked.to_fetch is not None else getattr(error, "next_step", "") or "ft verify"
@@ -33,18 +35,21 @@ def probe(asked: Asked) -> Iterator[Finding]:
         return
     if not asked.bundled:
         yield files(model) if asked.to_fetch is None else download(model, asked.to_fetch)
-    config = EngineConfig(asked.model) if asked.config is None else EngineConfig.from_json(asked.config)
     room = room_of(asked)
     known = known_lanes(model, room, asked, lane_threads(config).value)
     found = fit(model, room, known, config)
     yield from findings(model, room, found)
     if found.fits:
         yield predict.finding(model, found, asked, known)
+        yield from ignored.findings(cache_folder())
 
 
 def room_of(asked: Asked) -> Room:
     """This machine, as the probes before have found it."""
     memory, bound = available_memory()
+    addresses = asked.known.get("limits.addresses", {}).get("bytes")
+    if addresses is not None and addresses - ADDRESSES < memory:
+        memory, bound = max(0, addresses - ADDRESSES), ADDRESS_LIMIT
     gpu, pin = asked.known.get("gpu.use", {}), asked.known.get("limits.pin", {})
     vram = int(gpu.get("free") or 0) if gpu.get("usable") else 0
     return Room(memory, bound, vram, str(gpu.get("name") or ""), pin.get("bytes"))
@@ -121,7 +126,9 @@ def memory(room: Room, found: Fit) -> Finding:
             return finding
         return finding.but("warn", "it fits only just: the system may swap, or end a program", "close other programs")
     smaller = "close other programs, or take a smaller form: ft show NAME --fit tells of it before a pull"
-    mend = found.next_step if "--context" in found.next_step else smaller
+    mend = found.next_step if found.next_step.startswith("ft serve") else smaller  # of flags, serve's own
+    if room.bound == ADDRESS_LIMIT:
+        mend = UNLIMITED
     return Finding("model.memory", "memory", found.reason, "bad", "it cannot be served", mend, data)
 
 

@@ -9,14 +9,17 @@ from typing import Any
 import msgspec
 
 from ftengine.kernels import native
+from ftengine.memory.plan import default_lane_threads
 from ftengine.models.gpu.strategy import Lanes
 from ftlaunch.machine import hits, lanes, memory_read, served
+from ftlaunch.machine.computing import Computing, Watch
 from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import Hits
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.served import Entry, Served, Setting
 from ftlaunch.machine.speed import CONTEXT, Machine, Span, Speed, Term, predict
 from ftlaunch.machine.verdict import Finding, plural
+from ftlaunch.machine.verdict import rate as bandwidth
 
 DEVICE_SHARE = 0.88  # of what a GPU's memory could move: what kernels read of it
 LINK_SHARE = 0.85  # of what a link carries, packet headers off
@@ -27,19 +30,41 @@ FAR = 0.6  # that a prediction is too high by, from where on something disturbs 
 BELIEVED = 3  # servers that were so slow, from which on that is how this machine serves
 
 
-def machine_of(asked: Asked, measure: bool = True, threads: int | None = None) -> Machine:
+def machine_of(asked: Asked, measure: bool = True, threads: int | None = None, dtype: str = "bfloat16") -> Machine:
     """measure: memory's bandwidth where the doctor has not, in about half a second. threads: that compute, None for
-    all.
+    all. dtype: of activations on the CPU; in float32 all kernels of such a width multiply alike.
     """
     known, granted = asked.known, native.granted_threads()
     host = known.get("memory.read", {}).get("bytes_per_second") or (memory_read.short() if measure else None)
-    few = threads is not None and threads < granted - 1
+    few = threads is not None and threads < default_lane_threads().value
     lane = memory_read.short(threads) if few and measure else host
     peak = known.get("gpu.device", {}).get("memory_bytes_per_second")
     best = known.get("gpu.link", {}).get("best_bytes_per_second")
     link = known.get("gpu.gather", {}).get("bytes_per_second") or (best * LINK_SHARE if best else None)
     kernels = os.environ.get("FT_ISA") or (native.kernel_choice()[0] if native.AVAILABLE else "portable")
+    if dtype == "float32" and kernels in ("avx512_bf16", "amx"):
+        kernels = "avx512"
     return Machine(host, lane, peak * DEVICE_SHARE if peak else None, link, min(threads or granted, granted), kernels)
+
+
+def undisturbed(asked: Asked, fit: Fit) -> tuple[Machine, str]:
+    """`machine_of`, and who computed while memory was read, empty where nobody did. Memory is then read once more, and
+    the better reading kept: others only ever take some away.
+    """
+    from ftlaunch.servers import running
+
+    watch = Watch(os.getppid(), running())  # who asked, and all of its probes
+    machine = machine_of(asked, True, fit.threads, fit.dtype)
+    if asked.known.get("memory.read", {}).get("bytes_per_second") or not watch.seen().who():
+        return machine, ""  # what the doctor has measured, it has judged, too
+    watch = Watch(os.getppid(), running())
+    again = machine_of(asked, True, fit.threads, fit.dtype)
+    host, lane = (max(filter(None, rates), default=None) for rates in zip(_read(machine), _read(again), strict=True))
+    return replace(machine, host=host, lane=lane), watch.seen().who()
+
+
+def _read(machine: Machine) -> tuple[float | None, float | None]:
+    return machine.host, machine.lane
 
 
 def assumed_lanes(model: Model, machine: Machine) -> Lanes | None:
@@ -57,11 +82,12 @@ def entry_of(model: Model, fit: Fit, asked: Asked) -> Entry:
 
 
 def setting_of(model: Model, fit: Fit) -> Setting:
+    dtype = "float32" if fit.dtype == "float32" else None
     if fit.device == "cpu":
-        return Setting("cpu", threads=fit.threads)
+        return Setting("cpu", threads=fit.threads, dtype=dtype)
     strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
     slots = fit.slots / model.sizes.total if model.sizes.total else None
-    return Setting("cuda", strategy, slots, fit.threads if strategy in ("cpu", "hybrid") else None)
+    return Setting("cuda", strategy, slots, fit.threads if strategy in ("cpu", "hybrid") else None, dtype)
 
 
 def hits_of(setting: Setting, entry: Entry) -> Hits:
@@ -125,7 +151,11 @@ def _beyond(ms: float) -> Term:
 
 def finding(model: Model, fit: Fit, asked: Asked, known: Lanes | None) -> Finding:
     """`model.speed`. A first prediction of what was served already is kept beside that."""
-    machine, mine = machine_of(asked, threads=fit.threads), entry_of(model, fit, asked)
+    if fit.device == "cuda" and fit.dtype == "float32":
+        why = "with --dtype float32 nothing was measured on a GPU"
+        return Finding("model.speed", "speed", f"not predicted: {why}", "note", data={})
+    (machine, who), mine = undisturbed(asked, fit), entry_of(model, fit, asked)
+    who = who if _follows_memory(fit, known) else ""
     entry, setting = served.find(mine.model, mine.cpu, mine.gpu), setting_of(model, fit)
     expected, foreseen = hits_of(setting, entry), foretold_of(setting, entry)
     made = predict(model, fit, machine, expected, known or assumed_lanes(model, machine), foreseen)
@@ -140,9 +170,29 @@ def finding(model: Model, fit: Fit, asked: Asked, known: Lanes | None) -> Findin
     final = corrected(made, runs)
     data = _data(final, expected, foreseen) | {"prediction": msgspec.to_builtins(prediction)} | told_of(entry, setting)
     if not runs:
-        return Finding("model.speed", "speed", said(final), data=data)
+        return _disturbed(Finding("model.speed", "speed", said(final), data=data), who)
     found = Finding("model.speed", "speed", f"{said(final)}; {compared(entry, setting)}", data=data)
-    return judged(found, decode_error(made, runs) or 0.0, runs)
+    return _disturbed(judged(found, made.decode.likely, _source(fit, machine), runs, asked), who)
+
+
+def _follows_memory(fit: Fit, known: Lanes | None) -> bool:
+    """Whether host memory's bandwidth is a part of what is predicted."""
+    return fit.device == "cpu" or (known is None and fit.strategy is not None and fit.strategy.strategy != "resident")
+
+
+def _disturbed(found: Finding, who: str) -> Finding:
+    """A note where somebody computed while memory was read, and nothing else is to be said."""
+    if not who or found.cost:
+        return found
+    return found.but("note", f"computed while memory was read: {who}; it may be more", "end them, and look again")
+
+
+def _source(fit: Fit, machine: Machine) -> str:
+    """Where a likely rate comes from."""
+    if fit.device == "cuda" or machine.lane is None:
+        return "follow from what was measured of this machine"
+    read = f"follow from memory read at {bandwidth(machine.lane)} just now"
+    return f"{read}, and that differs from one minute to the next"
 
 
 def told_of(entry: Entry, setting: Setting) -> dict[str, Any]:
@@ -169,15 +219,21 @@ def compared(entry: Entry, setting: Setting) -> str:
     return text
 
 
-def judged(found: Finding, error: float, runs: list[Served]) -> Finding:
-    """error: by which this machine should be faster than what was served."""
-    if error <= FAR:
+def judged(found: Finding, likely: float, source: str, runs: list[Served], asked: Asked) -> Finding:
+    """A note where servers were far slower than the likely rate, tokens a second. source: what that is said to do.
+
+    Why is known of this moment only, and of that by who computes now.
+    """
+    rate = served.rate(runs)
+    if likely / rate - 1 <= FAR:
         return found
-    times = f"{1 / (1 + error):.0%} as fast as this machine should make it"
-    cost = f"{plural(len(runs), 'server')} of it: {times}"
+    cost = f"{plural(len(runs), 'server')} of it made {rate:.3g} tokens/s where {likely:.3g} {source}"
     if len(runs) < BELIEVED:
-        cost += f"; followed once {BELIEVED} were"
-    return found.but("note", cost, "end what else computes; ft doctor tells what slows this machine down")
+        cost += f"; followed once {BELIEVED} servers were so slow"
+    now = Computing.from_json(asked.known.get("cpu.load", {}))
+    if who := now.who():
+        return found.but("note", cost, f"end what computes now, which is {who}, and look again")
+    return found.but("note", cost, "look again in some minutes; ft doctor tells what slows this machine down")
 
 
 def said(made: Speed) -> str:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +90,7 @@ class _Running:
         self.reader.join(max(0.0, self.deadline - time.monotonic()))
         if self.reader.is_alive():
             self.leave()
-            return [*self.found, _silent(self.probe, self.limit, self.quick)]
+            return [*self.found, *_silent(self.probe, self.limit, self.quick, {each.id for each in self.found})]
         if self.status:
             return [*self.found, _unknown(self.probe, f"what asked ended with status {self.status}", "warn")]
         return list(self.found)
@@ -115,13 +115,21 @@ def _limit(probe: Probe, asked: Asked) -> float | None:
     return probe.quick_seconds if asked.quick else probe.seconds
 
 
-def _silent(probe: Probe, limit: float, quick: bool) -> Finding:
+def _silent(probe: Probe, limit: float, quick: bool, told: Container[str]) -> list[Finding]:
+    """told: ids of what it has found until then."""
     reason = f"no answer within {limit:.2g} s"
+    if probe.name == "server":
+        from ftlaunch.machine.server import by_records
+
+        known = [finding for finding in by_records() if finding.id not in told]
+        if any(finding.id == "server.port" for finding in known):
+            return known
+        return [*known, _unknown(probe, reason, "note" if quick else "warn", "ft doctor" if quick else "")]
     if quick or probe.late:
-        return _unknown(probe, reason, "note", "ft doctor" if quick else probe.late)
+        return [_unknown(probe, reason, "note", "ft doctor" if quick else probe.late)]
     if probe.name != "gpu":
-        return _unknown(probe, reason, "warn")
-    return Finding(
+        return [_unknown(probe, reason, "warn")]
+    hangs = Finding(
         "gpu.answer",
         "driver",
         f"the NVIDIA driver hangs: {reason}",
@@ -130,6 +138,7 @@ def _silent(probe: Probe, limit: float, quick: bool) -> Finding:
         "nvidia-smi; if that hangs too, restart the machine",
         {"probe": probe.name},
     )
+    return [hangs]
 
 
 def _unknown(probe: Probe, reason: str, verdict: Verdict, mend: str = "") -> Finding:

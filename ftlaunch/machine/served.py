@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from ftengine.locks import locked
 from ftengine.memory.folders import cache_folder
 
 if TYPE_CHECKING:
     from ftlaunch.machine.speed import Speed
 
-FILE_NAME, VERSION = "speed.json", 2
+FILE_NAME, LOCK_NAME, VERSION = "speed.json", ".speed.json.lock", 2
 KEPT, RUNS = 32, 24  # models; of each, servers that are kept, and first predictions
 MOST_BYTES = 1 << 20
 ALIKE = 0.12  # that shares of experts in slots may differ by, of the larger one: the hit rate is then about the same
@@ -30,20 +31,22 @@ T = TypeVar("T", bound="Predicted | Served")
 class Setting(msgspec.Struct, frozen=True):
     """What changes the speed of a model on a machine. slots: of all experts, a share; None where there are none.
 
-    threads: those that compute experts, or on the CPU everything; None where the CPU computes nothing.
+    threads: those that compute experts, or on the CPU everything; None where the CPU computes nothing. dtype: of
+    activations, where it is not bfloat16.
     """
 
     device: str
     strategy: str | None = None
     slots: float | None = None
     threads: int | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.slots is not None and not 0 <= self.slots <= 1:
             raise ValueError(f"{self.slots} is not a share")
 
     def alike(self, other: Setting) -> bool:
-        same = (self.device, self.strategy, self.threads) == (other.device, other.strategy, other.threads)
+        same = all(getattr(self, name) == getattr(other, name) for name in ("device", "strategy", "threads", "dtype"))
         mine, theirs = self.slots or 0.0, other.slots or 0.0
         return same and abs(mine - theirs) <= ALIKE * max(mine, theirs)
 
@@ -176,6 +179,19 @@ def keep(entry: Entry) -> Entry:
     """
     from ftlaunch.paths import write_private
 
+    path = cache_folder() / FILE_NAME
+    try:
+        with locked(path.with_name(LOCK_NAME)):  # `ft stop --all` ends several servers at once
+            merged, others = _merged(entry)
+            content = {"version": VERSION, "models": msgspec.to_builtins([merged, *others][:KEPT])}
+            write_private(path, json.dumps(content, indent=1) + "\n")
+    except OSError:
+        merged, _ = _merged(entry)
+    return merged
+
+
+def _merged(entry: Entry) -> tuple[Entry, list[Entry]]:
+    """With what is known of the same model and machine; and all that is known of others."""
     known = entries()
     before = next((other for other in known if _same(other, entry)), Entry(entry.model, entry.cpu, entry.gpu))
     fresh = tuple(each for each in entry.predicted if before.first(each.setting) is None)
@@ -184,13 +200,7 @@ def keep(entry: Entry) -> Entry:
     merged = msgspec.structs.replace(
         entry, predicted=_newest(fresh, before.predicted), served=_newest(entry.served, older)
     )
-    others = [other for other in known if not _same(other, entry)]
-    content = {"version": VERSION, "models": msgspec.to_builtins([merged, *others][:KEPT])}
-    try:
-        write_private(cache_folder() / FILE_NAME, json.dumps(content, indent=1) + "\n")
-    except OSError:
-        pass
-    return merged
+    return merged, [other for other in known if not _same(other, entry)]
 
 
 def predicted(speed: Speed, setting: Setting) -> Predicted:

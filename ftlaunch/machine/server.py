@@ -8,13 +8,28 @@ from typing import Any
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.verdict import Finding, plural
 from ftlaunch.servers import ports, running
+from ftlaunch.servers.lost import OURS, holder, lost
 from ftlaunch.servers.options import DEFAULT_HOST, DEFAULT_PORT
 
 
 def probe(asked: Asked) -> Iterator[Finding]:
-    found = running()
+    found = running() + lost()
     yield servers([f"{record.served_name} on {record.port}" for record in found])
     yield port(DEFAULT_PORT, {record.port for record in found})
+
+
+def by_records() -> list[Finding]:
+    """What locks and records alone tell, where a busy machine leaves no time for more; nothing where none runs."""
+    records = running()
+    if not records:
+        return []
+    found = [servers([f"{record.served_name} on {record.port}" for record in records])]
+    for record in records:
+        if record.port == DEFAULT_PORT:
+            by = f"{OURS} {record.served_name} (pid {record.pid})"
+            data = {"port": record.port, "free": False, "holder": by}
+            found.append(Finding("server.port", "port", f"{record.port}: {by}", data=data))
+    return found
 
 
 def servers(names: list[str]) -> Finding:
@@ -33,9 +48,10 @@ def port(number: int, own: set[int]) -> Finding:
     except OSError as error:
         cost, value = "ft serve cannot listen", f"{DEFAULT_HOST}:{number}: {error.strerror}"
         return Finding("server.port", "port", value, "bad", cost, "sudo ip link set lo up", data)
-    data["holder"] = holder = ports.holder(number)
+    data["holder"] = by = holder(number)
     if number in own:
-        return Finding("server.port", "port", f"{number}: {holder}", data=data)
+        return Finding("server.port", "port", f"{number}: {by}", data=data)
     cost = "ft serve refuses it, ft launch takes another one"
-    mend = f"ft serve --port {number + 1}"
-    return Finding("server.port", "port", f"{number} is held by {holder}", "note", cost, mend, data)
+    other = f"ft serve --port {number + 1}"
+    mend = f"ft stop {number}, or {other}" if by.startswith(OURS) else other
+    return Finding("server.port", "port", f"{number} is held by {by}", "note", cost, mend, data)

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ftengine.models.gpu.strategy import LAYER, Lanes, Missing, missing_experts
+from ftengine.models.gpu.strategy import LAYER, Lanes, Missing, Strategy, missing_experts
 from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import NO_FORESIGHT, Hits
-
-if TYPE_CHECKING:
-    from ftengine.models.gpu.setup import Strategy
+from ftlaunch.machine.verdict import plural, rate
 
 CONTEXT = 512  # tokens before the one that is decoded; also of the first prompt
 PROMPTS = (64, 128, 256, 512, 1024, 2048)  # tokens of prompts whose likely times are told, too
@@ -52,6 +49,7 @@ HOST = Span(0.85, 1.05, 1.65)  # of host memory: a virtual machine's may be fast
 FIXED = Span(0.70, 1.00, 1.45)
 LANES, ROUGH_LANES = Span(0.90, 1.00, 1.15), Span(0.78, 1.00, 1.25)  # of missing experts' time
 CPU_LAYER, CPU_STEP = 0.1, 0.35  # ms
+CPU_PROMPT_LAYER = 1.0  # ms of a step with prompt tokens
 GPU_LAYER = LAYER / 1e3  # ms of a decode step
 GPU_PROMPT_LAYER = 3.4  # ms of a step with prompt tokens, whatever their number up to some hundred
 OVERLAP = 0.5  # of the shorter one of computing and fetching is not hidden behind the longer one
@@ -82,7 +80,7 @@ class Machine:
 class Term:
     """A part of the time. bytes and bandwidth: None where it is not made of them. ms: low, likely, high.
 
-    words: what more there is to tell of it, a sentence.
+    words: what more there is to tell of it, a sentence. legend: what the formula's symbols stand for, and their values.
     """
 
     name: str
@@ -91,6 +89,7 @@ class Term:
     bytes: float | None = None
     bandwidth: float | None = None
     words: str = ""
+    legend: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,25 +156,60 @@ def layers(model: Model) -> int:
     return found if isinstance(found, int) else model.sizes.layers
 
 
-def _stream(name: str, formula: str, size: float, bandwidth: float, share: Span = STREAM) -> Term:
-    return Term(name, formula, share.times(size / bandwidth * 1e3), size, bandwidth)
+def _stream(
+    name: str, formula: str, size: float, bandwidth: float, share: Span = STREAM, *legend: tuple[str, str]
+) -> Term:
+    return Term(name, formula, share.times(size / bandwidth * 1e3), size, bandwidth, legend=legend)
+
+
+def _layers(model: Model, formula: str, ms: float) -> Term:
+    """What they take however little they read. ms: of one."""
+    count, symbol = layers(model), formula.rpartition(" ")[2]
+    legend = ("L", f"layers: {count}"), (symbol, f"a layer's time however little it reads: {ms:.3g} ms")
+    return Term("layers", formula, FIXED.times(count * ms), legend=legend)
+
+
+def _device(bandwidth: float) -> tuple[str, str]:
+    return "B_V", f"what is read of the GPU's memory: {rate(bandwidth)}"
+
+
+def _host(bandwidth: float) -> tuple[str, str]:
+    return "B_H", f"what the threads read of host memory: {rate(bandwidth)}"
+
+
+def _dense(model: Model) -> tuple[str, str]:
+    return "D", f"dense weights, state, keys and values that a token reads: {dense_bytes(model) / 1e6:,.0f} MB"
+
+
+def _slots(hits: Hits) -> tuple[str, str]:
+    return "h", f"share of a token's experts that have a slot: {hits.likely:.0%}"
+
+
+def _routed(model: Model) -> tuple[str, str]:
+    return "T", f"the experts of a token: {routed_bytes(model) / 1e6:,.0f} MB"
 
 
 def _cpu_decode(model: Model, host: float) -> tuple[Term, ...]:
     return (
-        _stream("dense weights, state", "D / B_H", dense_bytes(model), host, HOST),
-        _stream("experts", "T / B_H", routed_bytes(model), host, HOST),
-        Term("layers", "L * tau", FIXED.times(layers(model) * CPU_LAYER)),
-        Term("step", "tau_s", FIXED.times(CPU_STEP)),
+        _stream("dense weights, state", "D / B_H", dense_bytes(model), host, HOST, _dense(model), _host(host)),
+        _stream("experts", "T / B_H", routed_bytes(model), host, HOST, _routed(model)),
+        _layers(model, "L * tau", CPU_LAYER),
+        Term("step", "tau_s", FIXED.times(CPU_STEP), legend=(("tau_s", f"a step's own time: {CPU_STEP:.3g} ms"),)),
     )
 
 
 def _cpu_prompt(model: Model, machine: Machine, host: float, tokens: int) -> tuple[Term, ...]:
-    rate = machine.threads * CORE_PRODUCTS[machine.kernels]
+    products = machine.threads * CORE_PRODUCTS[machine.kernels]
     touched = model.sizes.dense - model.embedding + _touched(model, tokens) * model.sizes.banks
-    compute = Term("computing", "n * P / F", COMPUTE.times(tokens * model.products / rate * 1e3))
-    weights = _stream("weights", "W / B_H", touched, host, HOST)
-    return compute, weights, Term("layers", "L * tau", FIXED.times(layers(model)))
+    legend = (
+        ("n", f"tokens of the prompt: {tokens}"),
+        ("P", f"products that a token takes: {model.products / 1e6:,.0f} million"),
+        ("F", f"products a second of {plural(machine.threads, 'thread')}: {products / 1e9:,.0f} billion"),
+    )
+    compute = Term("computing", "n * P / F", COMPUTE.times(tokens * model.products / products * 1e3), legend=legend)
+    meets = "W", f"weights that the prompt meets: {touched / 1e6:,.0f} MB"
+    weights = _stream("weights", "W / B_H", touched, host, HOST, meets, _host(host))
+    return compute, weights, _layers(model, "L * tau", CPU_PROMPT_LAYER)
 
 
 def _touched(model: Model, tokens: int) -> float:
@@ -189,12 +223,14 @@ def _gpu_decode(
     model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes | None, foretold: Hits
 ) -> tuple[Term, ...]:
     routed = routed_bytes(model)
-    terms = [_stream("dense weights, state", "D / B_V", dense_bytes(model), device)]
+    dense = _dense(model), _device(device)
+    terms = [_stream("dense weights, state", "D / B_V", dense_bytes(model), device, STREAM, *dense)]
     strategy: Strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
     found = Hits(1.0, 1.0, 1.0) if strategy == "resident" else hits
     if found.likely:
-        terms.append(_stream("experts in slots", "h T / B_V", found.likely * routed, device))
-    terms.append(Term("layers", "L * tau", FIXED.times(layers(model) * GPU_LAYER)))
+        slots = _routed(model), _slots(found)
+        terms.append(_stream("experts in slots", "h T / B_V", found.likely * routed, device, STREAM, *slots))
+    terms.append(_layers(model, "L * tau", GPU_LAYER))
     if strategy != "resident" and lanes is not None:
         hidden = total(terms).likely * 1e3 / model.sizes.layers
         terms.append(_missing(model, strategy, found, lanes, foretold, hidden))
@@ -218,7 +254,9 @@ def _missing(model: Model, strategy: Strategy, hits: Hits, lanes: Lanes, foretol
     size = (1.0 - hits.likely) * routed_bytes(model)
     bandwidth = size / span.likely * 1e3 if span.likely else None
     words = _foreseen(likely, (1.0 - hits.likely) * top_k, foretold, hidden) if likely.copied else ""
-    return Term("missing experts", "lanes((1-h) T)", span, size, bandwidth, words)
+    lanes_take = "lanes", "the time of experts without a slot: over the link, on the CPU, or both"
+    legend = lanes_take, _slots(hits), _routed(model)
+    return Term("missing experts", "lanes((1-h) T)", span, size, bandwidth, words, legend)
 
 
 def _foreseen(likely: Missing, missing: float, foretold: Hits, hidden: float) -> str:
@@ -233,13 +271,15 @@ def _foreseen(likely: Missing, missing: float, foretold: Hits, hidden: float) ->
 
 def _gpu_prompt(model: Model, fit: Fit, link: float | None, tokens: int) -> tuple[Term, ...]:
     """Experts without a slot cross the link once, behind and beside what is computed."""
-    compute = FIXED.times(layers(model) * GPU_PROMPT_LAYER)
-    terms = [Term("computing", "L * tau_p", compute)]
+    computing = replace(_layers(model, "L * tau_p", GPU_PROMPT_LAYER), name="computing")
+    compute, terms = computing.ms, [computing]
     absent = model.sizes.total - fit.slots if fit.strategy is not None and fit.strategy.strategy != "resident" else 0
     if absent and link:
         size = absent * model.sizes.block * _touched(model, tokens)
         whole = STREAM.times(size / link * 1e3)
         longer, shorter = max(compute.likely, whole.likely), min(compute.likely, whole.likely)
         beyond = longer + OVERLAP * shorter - compute.likely
-        terms.append(Term("experts fetched", "beside", whole.times(beyond / whole.likely), size, link))
+        legend = (("beside", "experts without a slot cross the link, half hidden behind computing"),)
+        span = whole.times(beyond / whole.likely)
+        terms.append(Term("experts fetched", "beside", span, size, link, legend=legend))
     return tuple(terms)

@@ -21,10 +21,12 @@ def health(record: ServerRecord, timeout: float = 2.0) -> dict[str, Any] | None:
 
 
 def state(answer: dict[str, Any] | None) -> str:
-    """In one or a few words: `ready`, `loading 40%: reading weights`, `no answer`."""
+    """In one or a few words: `ready`, `loading 40%: reading weights`, `no answer`; with the reason where it fails."""
     if answer is None:
         return "no answer"
     status = str(answer.get("status", "unknown"))
+    if (error := answer.get("error")) and isinstance(error, dict):
+        return f"{status}: {error.get('message')}"
     if status in ("loading", "restarting"):
         return f"{status} {float(answer.get('progress') or 0):.0%}: {answer.get('stage', '')}".rstrip(": ")
     return status

@@ -1,4 +1,4 @@
-"""Which port is free, and who holds one that is not."""
+"""Which port is free, and which process listens on one that is not."""
 
 from __future__ import annotations
 
@@ -23,13 +23,29 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def holder(port: int) -> str:
-    """Who listens on `port`, as well as this user may know."""
-    from ftlaunch.servers.registry import running
+def listens(pid: int, port: int) -> bool:
+    """Whether that process, of this user, listens on that port."""
+    import psutil
 
-    for record in running():
-        if record.port == port:
-            return f"ft's server of {record.served_name} (pid {record.pid})"
-    from ftengine.api.listen import port_holder
+    if pid <= 0:
+        return False
+    try:
+        process = psutil.Process(pid)
+        connections = getattr(process, "net_connections", None) or process.connections  # the older name
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections("tcp"))
+    except (psutil.Error, OSError):
+        return False
 
-    return port_holder(port)
+
+def listener(port: int) -> tuple[int, str] | None:
+    """Process id and address of who listens on `port`; None where nobody does or this user may not know."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        return None
+    for each in connections:
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid is not None:
+            return each.pid, each.laddr.ip
+    return None

@@ -2,7 +2,8 @@
 
 A server holds an exclusive flock on its own record for as long as it lives. The kernel drops the lock however the
 process ends, so a record without a lock is a leftover, and neither a reused process id nor a stepped clock (virtual
-machines that slept) can make another process look like a server.
+machines that slept) can make another process look like a server. Unless the file was put in the place of the locked
+one: then its process listens where it announced that, and will write it again (servers/publish.py).
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+from ftengine.locks import is_locked
 from ftlaunch import paths
-from ftlaunch.locks import is_locked, try_lock
-from ftlaunch.servers.record import ServerRecord, decode, encode
+from ftlaunch.servers.ports import listens
+from ftlaunch.servers.record import ServerRecord, decode
 
 MAX_BYTES = 1 << 16
+
+
+class Announcement(NamedTuple):
+    port: int
+    host: str
+    pid: int  # 0: not told
 
 
 def record_path(server_id: str) -> Path:
@@ -26,35 +34,24 @@ def record_path(server_id: str) -> Path:
 
 
 def port_path(server_id: str) -> Path:
-    """Where the server announces its port once it listens, as `{"port": …}`."""
+    """Where the server announces its port once it listens, as `{"pid": …, "host": …, "port": …}`."""
     return paths.servers() / f"{server_id}.port"
 
 
-@contextlib.contextmanager
-def publish(record: ServerRecord) -> Iterator[None]:
-    """Keep `record` while the block runs; call it in the server process. It counts once the port is announced.
-
-    The file appears complete and locked: it gets its name only after both.
-    """
-    directory = paths.private(paths.servers())
-    final, draft = record_path(record.id), directory / f".{record.id}.{os.getpid()}"
-    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        if not try_lock(fd):
-            raise RuntimeError(f"{draft} is locked by another process")
-        os.write(fd, encode(record))
-        draft.rename(final)
-        yield
-    finally:
-        for path in (draft, final, port_path(record.id)):
-            path.unlink(missing_ok=True)
-        os.close(fd)
+def log_path(server_id: str) -> Path:
+    """Of a server in the background."""
+    return paths.logs() / f"{server_id}.log"
 
 
 def running() -> list[ServerRecord]:
     """All servers that listen, oldest first. What dead ones left is removed on the way."""
-    records = [record for path in paths.servers().glob("*.json") if (record := _live(path))]
+    records = [record for server_id in known_ids() if (record := _live(server_id))]
     return sorted(records, key=lambda record: (record.started, record.id))
+
+
+def known_ids() -> set[str]:
+    """Of everything there is a file of."""
+    return {path.stem for ending in ("json", "port") for path in paths.servers().glob(f"[!.]*.{ending}")}
 
 
 def find(model: str | None) -> ServerRecord | None:
@@ -70,29 +67,57 @@ def find(model: str | None) -> ServerRecord | None:
 
 def is_alive(record: ServerRecord) -> bool:
     """Whether the process behind `record` still lives."""
+    fd = _open(record_path(record.id))
+    if fd is not None:
+        try:
+            if is_locked(fd):
+                return True
+        finally:
+            os.close(fd)
+    return listens(record.pid, record.port)
+
+
+def announced(server_id: str) -> Announcement | None:
+    """None where nothing readable is announced."""
+    fd = _open(port_path(server_id))
+    if fd is None:
+        return None
     try:
-        fd = os.open(record_path(record.id), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        return is_locked(fd)
+        found = json.loads(os.pread(fd, MAX_BYTES, 0))
+        return Announcement(int(found["port"]), str(found.get("host") or ""), int(found.get("pid") or 0))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
     finally:
         os.close(fd)
 
 
-def _live(path: Path) -> ServerRecord | None:
+def _live(server_id: str) -> ServerRecord | None:
+    where = announced(server_id)
+    fd = _open(record_path(server_id))
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # it ended meanwhile, or is no plain file
-        return None
-    try:
-        if not is_locked(fd):
-            path.unlink(missing_ok=True)
-            port_path(path.stem).unlink(missing_ok=True)
+        if fd is None or not is_locked(fd):
+            if where is None or not listens(where.pid, where.port):
+                _forget(server_id)
             return None
-        port = int(json.loads(port_path(path.stem).read_bytes()[:MAX_BYTES])["port"])
-        return dataclasses.replace(decode(os.pread(fd, MAX_BYTES, 0)), port=port)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not announced yet, or not ours
+        if where is None:  # not yet
+            return None
+        return dataclasses.replace(decode(os.pread(fd, MAX_BYTES, 0)), port=where.port)
+    except (OSError, ValueError, RecursionError):
         return None
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
+
+
+def _open(path: Path) -> int | None:
+    """None where there is no such file, or none that can be opened; a pipe is not waited for."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+def _forget(server_id: str) -> None:
+    for path in (record_path(server_id), port_path(server_id)):
+        with contextlib.suppress(OSError):  # gone meanwhile, or no file
+            path.unlink()

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ftengine.errors import FtError
 from ftlaunch import paths
 from ftlaunch.servers import ports
+from ftlaunch.servers.lost import holder
 from ftlaunch.servers.options import ServeOptions
+from ftlaunch.servers.publish import publish
 from ftlaunch.servers.record import ServerRecord
-from ftlaunch.servers.registry import port_path, publish
-from ftlaunch.servers.start import log_path, new_id
+from ftlaunch.servers.registry import log_path, port_path
+from ftlaunch.servers.start import new_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,15 +45,21 @@ ENGINE_OPTIONS = (  # that the engine's configuration has under the same names
 def serve(options: ServeOptions) -> None:
     """Serve until stopped. Raises FtError when it cannot start."""
     from ftlaunch.store import resolve, used
+    from ftlaunch.store.filenames import check_path
 
+    if options.served_model_name is not None and not options.served_model_name.strip():
+        raise FtError("the served model name is blank", "ft serve --served-model-name NAME, or leave it out")
     model_dir = resolve(options.model)
+    check_path(model_dir, "mv the model to a folder with another name")
     record = _record(options, model_dir, _port(options))
     settings = _settings(options, record, model_dir)
+    _check(settings.engine)
     from ftengine.api import server
 
     used.record(record.model)
-    with publish(record):
-        server.run(settings, at_end=partial(_remember, record))
+    # Without a record others do not find the server, and one in the background is of no use then.
+    with publish(record, needed=options.background is not None) as look:
+        server.run(settings, at_end=partial(_remember, record), look=look)
 
 
 def engine_config(options: ServeOptions, model_dir: Path) -> EngineConfig:
@@ -68,6 +76,17 @@ def engine_config(options: ServeOptions, model_dir: Path) -> EngineConfig:
     )
 
 
+def _check(config: EngineConfig) -> None:
+    """What the engine would refuse, as far as it can be told before it is started. Raises ConfigError."""
+    from ftengine import switches
+    from ftengine.memory.gpu import refuse_at_once
+    from ftlaunch.servers.check import check_headers
+
+    switches.check()
+    refuse_at_once(config)
+    check_headers(config)
+
+
 def _remember(record: ServerRecord, stats: dict[str, Any]) -> None:
     """Beside what was predicted, for the next prediction."""
     from ftlaunch.machine.remember import remember
@@ -76,17 +95,18 @@ def _remember(record: ServerRecord, stats: dict[str, Any]) -> None:
 
 
 def _port(options: ServeOptions) -> int:
-    """The port to ask for. One that is held: in the background 0, which is any free one, else FtError."""
+    """The port to ask for. Raises FtError for one that is held; in the background any free one is taken instead, and
+    that is left to the server: between a look here and its start another one may take the port."""
+    if options.background is not None:
+        return options.port
     try:
         if options.port == 0 or ports.is_free(options.host, options.port):
             return options.port
     except OSError as error:
         reason = f"this machine cannot listen on {options.host}: {error.strerror}"
         raise FtError(reason, f"ft serve --model {options.model} --host 127.0.0.1") from error
-    if options.background is not None:
-        return 0
     raise FtError(
-        f"port {options.port} is held by {ports.holder(options.port)}",
+        f"port {options.port} is held by {holder(options.port)}",
         f"ft ps, or ft serve --model {options.model} --port {_free_port(options)}",
     )
 
@@ -133,6 +153,7 @@ def _settings(options: ServeOptions, record: ServerRecord, model_dir: Path) -> S
         engine=engine_config(options, model_dir),
         host=record.host,
         port=record.port,
+        other_port=options.background is not None,
         api_key=record.api_key,
         max_output_tokens=options.max_output_tokens,
         lease_dir=None if record.lease_dir is None else str(record.lease_dir),

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ftengine.errors import FtError
+from ftengine.locks import locked
 from ftlaunch import paths
-from ftlaunch.locks import locked
 from ftlaunch.servers.key import shared_key
+from ftlaunch.servers.lost import holder
 from ftlaunch.servers.options import DEFAULT_PORT, ServeOptions
-from ftlaunch.servers.ports import holder
 from ftlaunch.servers.record import ServerRecord
-from ftlaunch.servers.registry import find, running
+from ftlaunch.servers.registry import find, log_path, running
 
 LISTEN_SECONDS = 60.0  # from the start of the process to its listening port; usually half a second
 LOGS_KEPT = 20
@@ -98,10 +98,6 @@ def start_own(options: ServeOptions, hold: ExitStack) -> ServerRecord:
 
 def new_id() -> str:
     return secrets.token_hex(6)
-
-
-def log_path(server_id: str) -> Path:
-    return paths.logs() / f"{server_id}.log"
 
 
 def _start(options: ServeOptions) -> ServerRecord:

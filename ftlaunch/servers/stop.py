@@ -21,12 +21,12 @@ def stop(record: ServerRecord, patience: float = 5.0) -> bool:
     """
     if not is_alive(record):
         return False
-    family = _descendants(record.pid)
+    front, family = _process(record.pid), _descendants(record.pid)
     _signal(record.pid, signal.SIGTERM)
     deadline = time.monotonic() + patience
-    while is_alive(record) and time.monotonic() < deadline:
+    while _runs(front) and time.monotonic() < deadline:
         time.sleep(0.02)
-    if is_alive(record):
+    if _runs(front):
         _signal(record.pid, signal.SIGKILL)
     _end(family)
     return True
@@ -37,6 +37,25 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
+
+
+def _process(pid: int) -> psutil.Process | None:
+    import psutil
+
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _runs(process: psutil.Process | None) -> bool:
+    """The process itself is asked: a record that somebody has damaged tells nothing of its end."""
+    import psutil
+
+    try:
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

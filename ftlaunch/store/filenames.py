@@ -1,9 +1,13 @@
-"""Which names from a stranger's list may become files here."""
+"""Which names from a stranger's list may become files here, and which paths of this machine models are served from."""
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
+
+from ftengine.errors import FtError
 
 MAX_BYTES = 255  # of one part, in UTF-8: what the usual file systems hold
 MAX_PARTS = 8
@@ -51,5 +55,28 @@ def clash(names: Iterable[str]) -> str | None:
 
 
 def shown(name: str) -> str:
-    """A name for a person's terminal, harmless and short."""
-    return name if len(name) <= 100 and name.isprintable() else f"{name[:40]!a}"
+    """A name for a person's terminal, harmless and short. What came in bytes of another encoding is read as UTF-8, and
+    what that does not explain is no letter.
+    """
+    if any("\udc80" <= character <= "\udcff" for character in name):
+        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return name if 0 < len(name) <= 100 and name.isprintable() else f"{name[:40]!a}"
+
+
+def check_path(path: Path, rename: str) -> None:
+    """Raises FtError where no model could be served from there: a path is text in records, settings and libraries.
+
+    rename: what to do if it is no text whatever the settings.
+    """
+    try:
+        str(path).encode()
+        return
+    except UnicodeEncodeError:
+        pass
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        reason, step = "its name is no UTF-8 text", rename
+    else:
+        reason, step = "names are read as ASCII with these settings", "export LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+    raise FtError(f"no model can be served from {shown(str(path))}: {reason}", step)

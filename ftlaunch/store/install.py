@@ -7,13 +7,14 @@ downloads, so that an interrupted pull does not fetch again what it had. Names t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftengine.locks import locked
 from ftlaunch import paths
-from ftlaunch.locks import locked
 from ftlaunch.store import manifest
 from ftlaunch.store.files import DISK_ERRORS, remove, sync, sync_tree
 
@@ -52,3 +53,5 @@ def site(name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[Site
             raise
         finally:
             remove(here.partial)
+            with contextlib.suppress(OSError):
+                here.downloads.rmdir()  # where nothing was fetched, nothing is left to go on with

@@ -23,6 +23,7 @@ STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 GGUF = ".gguf"
+CLOSEST = 3  # names that are told where none is the one that was typed
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,15 @@ def looks_like_path(model: str) -> bool:
 
 def unknown(model: str) -> FtError:
     """What to say of a name that is neither in the store nor in the catalogue nor a repository's."""
-    typed = model if 0 < len(model) <= 100 and model.isprintable() else f"{model[:40]!a}"
-    known = ", ".join(CATALOGUE)
+    from difflib import get_close_matches
+
+    root = paths.models()
+    stored = [canonical(path.name) for path in root.iterdir() if is_store_name(path.name)] if root.is_dir() else []
+    close = get_close_matches(model.lower()[:100], dict.fromkeys([*stored, *CATALOGUE]), CLOSEST)
+    meant = f"; there is {' or '.join(close)}" if close else ""
     return FtError(
-        f"no model is called {typed} (to fetch: {known}, or org/name on the Hugging Face Hub)",
-        "ft list, ft pull demo, or give a directory",
+        f"no model is called {shown(model)}{meant}",
+        "ft list, ft pull demo, ft pull --help for other names, or give org/name of the Hub or a directory",
     )
 
 

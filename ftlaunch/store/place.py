@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ftengine.errors import FtError
+from ftengine.locks import locked
 from ftlaunch import paths
-from ftlaunch.locks import locked
 from ftlaunch.store import manifest
 from ftlaunch.store.files import DISK_ERRORS
 from ftlaunch.store.folder import Folder

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ftengine.errors import FtError
+from ftengine.private import owner_writes
+from ftlaunch import paths
 from ftlaunch.store import manifest
 from ftlaunch.store.catalogue import CATALOGUE, Entry, short_name
 from ftlaunch.store.events import Event, Moved, Observer, Said, Stage
+from ftlaunch.store.filenames import check_path
 from ftlaunch.store.install import site
 from ftlaunch.store.names import canonical, hub_name, looks_like_path, unknown, weights_path
 from ftlaunch.store.progress import Message, Progress
@@ -16,6 +19,7 @@ from ftlaunch.store.wishes import Pulled, Wishes
 __all__ = ["Pulled", "Wishes", "pull"]
 
 
+@owner_writes()
 def pull(
     name: str,
     on_progress: Progress = lambda stage, done: None,
@@ -27,9 +31,12 @@ def pull(
     """Make sure that `name` is on this machine, complete. Raises FtError with what to do when that cannot be.
 
     observe: takes all events; without it, on_progress and on_message take those that they can tell of.
+
+    Of what is made, others may read what the umask lets them, and write nothing.
     """
     wishes = wishes or Wishes()
     observe = observe or _adapter(name, on_progress, on_message)
+    check_path(wishes.to or paths.models(), "set FT_HOME to a folder with another name")
     entry = CATALOGUE.get(short_name(name) or "")
     if entry is not None and entry.module:
         return _make(short_name(name) or name, entry, wishes, observe)

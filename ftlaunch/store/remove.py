@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftengine.errors import FtError
+from ftengine.locks import locked
 from ftlaunch import paths
-from ftlaunch.locks import locked
 from ftlaunch.store import hf_cache, used
 from ftlaunch.store.catalogue import short_name
 from ftlaunch.store.files import remove, sync

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -54,9 +55,8 @@ class Field:
     def launch(self, agent: str, *arguments: str, seconds: float = AGENT_TIMEOUT) -> Outcome:
         return self.run(*FT, "launch", agent, *arguments, seconds=seconds)
 
-    def run(self, *command: str, seconds: float = AGENT_TIMEOUT) -> Outcome:
-        """Raises AssertionError, with what was printed until then, when it takes longer than `seconds`."""
-        process = subprocess.Popen(
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             command,
             cwd=self.repository,
             env=self.environment,
@@ -67,12 +67,21 @@ class Field:
             errors="replace",
             start_new_session=True,
         )
+
+    def end(self, process: subprocess.Popen[str]) -> Outcome:
+        """By force, with what it has started. Returns what was printed until then."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()
+        return Outcome(process.returncode, stdout, stderr)
+
+    def run(self, *command: str, seconds: float = AGENT_TIMEOUT) -> Outcome:
+        """Raises AssertionError, with what was printed until then, when it takes longer than `seconds`."""
+        process = self.start(*command)
         try:
             stdout, stderr = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # launch and its agent
-            stdout, stderr = process.communicate()
-            raise AssertionError(f"not done after {seconds} s: {Outcome(-1, stdout, stderr)}") from None
+            raise AssertionError(f"not done after {seconds} s: {self.end(process)}") from None
         return Outcome(process.returncode, stdout, stderr)
 
     def changes(self) -> list[str]:

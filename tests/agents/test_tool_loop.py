@@ -64,7 +64,7 @@ def test_lean_claude_with_a_server_of_its_own(field: Field, cloud: FakeCloud, pr
     outcome = field.launch("claude", "--model", str(SCRIPTED_CHECKPOINT), "--lean", "--", *arguments("claude", field))
     field.assert_task_done(outcome)
     assert_cloud_unseen(field, cloud, proxy)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (listed := field.run(*FT, "ps")).stdout.count(SCRIPTED_CHECKPOINT.name) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert listed.code == 0, listed
@@ -74,5 +74,9 @@ def test_lean_claude_with_a_server_of_its_own(field: Field, cloud: FakeCloud, pr
 @pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
 def test_fake_cloud_is_reached_without_launch(agent: str, field: Field, cloud: FakeCloud) -> None:
     """What is planted works: started plainly, each of these clients goes to the fake cloud."""
-    outcome = field.run("timeout", "20", "env", "NO_PROXY=127.0.0.1", agent, *arguments(agent, field))
+    process = field.start("env", "NO_PROXY=127.0.0.1", agent, *arguments(agent, field))
+    deadline = time.monotonic() + 90
+    while not cloud.visits and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    outcome = field.end(process)
     assert cloud.visits != [], outcome

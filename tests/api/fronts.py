@@ -39,14 +39,16 @@ class FrontProcess:
         return httpx.Client(base_url=self.url, trust_env=False, timeout=30, **options)
 
     def engine_events(self, kind: str) -> list[dict[str, Any]]:
-        path = self.folder / "engine.log"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for line in lines if (event := json.loads(line))["event"] == kind]
+        return events(self.folder / "engine.log", kind)
+
+    def open_gate(self) -> None:
+        """The scripted engine goes on where it waits for that."""
+        (self.folder / "gate").touch()
 
     def log(self) -> str:
         return (self.folder / "front.log").read_text()
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 10) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = 60) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(seconds)
@@ -74,7 +76,7 @@ def spawn(folder: Path, **changes: Any) -> FrontProcess:
     return FrontProcess(process, folder, changes.get("port", 0), started)
 
 
-def wait_listening(front: FrontProcess, seconds: float = 20) -> FrontProcess:
+def wait_listening(front: FrontProcess, seconds: float = 60) -> FrontProcess:
     announce = front.folder / "announce.json"
     until(lambda: announce.exists() or front.process.poll() is not None, seconds)
     assert front.process.poll() is None, front.log()
@@ -82,12 +84,12 @@ def wait_listening(front: FrontProcess, seconds: float = 20) -> FrontProcess:
     return front
 
 
-def wait_status(front: FrontProcess, status: str, seconds: float = 20) -> dict[str, Any]:
+def wait_status(front: FrontProcess, status: str, seconds: float = 60) -> dict[str, Any]:
     """Polls /health; returns it."""
     health: dict[str, Any] = {}
 
     def reached() -> bool:
-        health.update(httpx.get(f"{front.url}/health", trust_env=False).json())
+        health.update(httpx.get(f"{front.url}/health", trust_env=False, timeout=30).json())
         return health["status"] == status
 
     until(reached, seconds)
@@ -111,7 +113,13 @@ def front(folder: Path, engine: dict[str, Any] | None = None, **changes: Any) ->
             running.end()
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def events(log: Path, kind: str) -> list[dict[str, Any]]:
+    """Of a log that may be written right now: its last line counts when it is whole."""
+    whole, _, _ = log.read_text().rpartition("\n") if log.exists() else ("", "", "")
+    return [event for line in whole.splitlines() if (event := json.loads(line))["event"] == kind]
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

@@ -6,6 +6,9 @@ answer; any other text is answered with "ok". Keys:
     say       text of the answer, in bytes as tokens
     repeat    how many times `say` is said
     hold      seconds before anything, even the first Output
+    gate      true: waits for the file model_dir/gate before anything
+    end_gate  true: waits for it after the text, before the end
+    tag       written into engine.log with the request
     delay     seconds between two Outputs
     size      tokens an Output (3: characters are cut in the middle)
     cached    tokens of the prompt reported as cached
@@ -14,8 +17,8 @@ answer; any other text is answered with "ok". Keys:
     die       exit code: end the process after the text instead of finishing
     fail      message of a Failed frame instead of an answer; "overloaded" with it
 
-model_dir/engine.json: load (seconds), fatal (a sentence), die_loading (exit code). What happens to requests is
-appended to model_dir/engine.log as JSON lines.
+model_dir/engine.json: load (seconds), gate (true: loads until model_dir/gate exists), fatal (a sentence), die_loading
+(exit code). What happens to requests is appended to model_dir/engine.log as JSON lines.
 
 model_dir/trace says what becomes of a recording of routing: "refuse", "hold", "die". Without it TRACE is the answer.
 """
@@ -29,6 +32,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +65,10 @@ class ScriptedEngine:
             self.writer.write(wire.encode(message))
             await self.writer.drain()
 
+    async def gate(self) -> None:
+        while not (self.folder / "gate").exists():
+            await asyncio.sleep(0.01)
+
     async def run(self) -> int:
         self.log("start", pid=os.getpid())
         await self.send(wire.Loading("reading weights", 0.25))
@@ -70,6 +78,8 @@ class ScriptedEngine:
             await self.send(wire.Fatal(self.options["fatal"], "ft list"))
             return 1
         await asyncio.sleep(self.options.get("load", 0))
+        if "gate" in self.options:
+            await self.gate()
         await self.send(
             wire.Ready(
                 architecture="Bytes",
@@ -92,6 +102,7 @@ class ScriptedEngine:
                 self.log(
                     "submit",
                     id=request.id,
+                    tag=script_of(request.prompt).get("tag"),
                     tokens=len(request.prompt),
                     max_tokens=request.sampling.max_tokens,
                     session=request.session,
@@ -122,9 +133,11 @@ class ScriptedEngine:
                 return 0
 
     async def answer(self, request: Request) -> None:
-        script = script_of(bytes(token for token in request.prompt if token < 256))
+        script = script_of(request.prompt)
         cached = script.get("cached", 0)
         await asyncio.sleep(script.get("hold", 0))
+        if "gate" in script:
+            await self.gate()
         if "fail" in script:
             await self.send(wire.Failed(request.id, script["fail"], script.get("overloaded", False)))
             return
@@ -139,6 +152,8 @@ class ScriptedEngine:
             await asyncio.sleep(script.get("delay", 0))
             piece = tokens[start : start + size]
             await self.send(wire.Output(request.id, piece, cached, None, logprobs(piece, request.sampling.logprobs)))
+        if "end_gate" in script:
+            await self.gate()
         if "die" in script:
             os._exit(script["die"])
         last = [END] if finish is FinishReason.STOP else []
@@ -153,11 +168,12 @@ def logprobs(tokens: list[int], count: int | None) -> list[wire.TokenLogprob] | 
     return [wire.TokenLogprob(token, -0.5, [(token, -0.5), (END, float("-inf"))][:count]) for token in tokens]
 
 
-def script_of(prompt: bytes) -> dict[str, Any]:
+def script_of(tokens: Sequence[int]) -> dict[str, Any]:
+    prompt = bytes(token for token in tokens if token < 256)
     turns = re.findall(rb"<user>(.*?)<end>", prompt, re.DOTALL)
     try:
         script = json.loads(turns[-1] if turns else prompt)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return script if isinstance(script, dict) else {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from ftengine.api.answers import answers_path
 from ftengine.config import EngineConfig
 from tests.api.byte_dialect import END
-from tests.api.fronts import FrontProcess, front, until
+from tests.api.fronts import FrontProcess, events, front, until
 from tests.api.talk import ANSWER, CALL, TOOL, post, script, simple, stream
 from tests.api.test_leaving import count, open_request
 
@@ -23,9 +22,14 @@ CHAT = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 
 
 def dialect_events(front: FrontProcess, kind: str) -> list[dict[str, Any]]:
-    path = front.folder / "dialect.log"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+    return events(front.folder / "dialect.log", kind)
+
+
+@pytest.fixture(scope="module")
+def modules_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontProcess]:
+    """Whose every answer is waited for: nothing is told late."""
+    with front(tmp_path_factory.mktemp("answers") / "model") as running:
+        yield running
 
 
 @pytest.fixture
@@ -41,16 +45,16 @@ def remembered(front: FrontProcess, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", CHAT)
 @pytest.mark.parametrize("streaming", [True, False], ids=["stream", "whole"])
-def test_the_dialect_is_told_all_that_was_generated(shared_front: FrontProcess, path: str, streaming: bool) -> None:
+def test_the_dialect_is_told_all_that_was_generated(modules_front: FrontProcess, path: str, streaming: bool) -> None:
     tool = {"name": "read", "description": "", "parameters": TOOL, "input_schema": TOOL, "type": "function"}
     tools = [{"type": "function", "function": tool}] if "chat" in path else [tool]
     if path == "/v1/messages":
         tools = [{"name": "read", "input_schema": TOOL}]
     body = simple(path, script(say=ANSWER + CALL), tools=tools)
-    before = len(dialect_events(shared_front, "remember"))
-    with shared_front.client() as client:
+    before = len(dialect_events(modules_front, "remember"))
+    with modules_front.client() as client:
         stream(client, path, body) if streaming else post(client, path, body)
-    told = remembered(shared_front, before + 1)[-1]
+    told = remembered(modules_front, before + 1)[-1]
     assert (told["written"], told["last"]) == (ANSWER + CALL, END)
     assert told["thread"].startswith("render")
     given = told["given"]
@@ -73,14 +77,16 @@ def test_what_was_cut_is_told_as_far_as_it_came(own_front: FrontProcess) -> None
     with own_front.client() as client:
         post(client, path, simple(path, script(say="abcdef"), max_tokens=4))
         assert remembered(own_front, 1)[-1]["written"] == "abcd"
-        connection = open_request(own_front, path, simple(path, script(say="x" * 900, delay=0.01, size=1), stream=True))
+        connection = open_request(
+            own_front, path, simple(path, script(say="x" * 3000, delay=0.01, size=1), stream=True)
+        )
         seen = b""
         while b'"content":"x' not in seen:
             seen += connection.recv(4096)
         connection.close()
         left = remembered(own_front, 2)[-1]["written"]
         assert left == "x" * len(left)
-        assert 0 < len(left) < 900
+        assert 0 < len(left) < 3000
         post(client, path, simple(path, script(say="one STOP two"), stop="STOP"))
         post(client, "/v1/completions", {"prompt": script(say="text"), "max_tokens": 100})
         post(client, path, simple(path, script(say="last")))
@@ -114,7 +120,7 @@ def test_answers_are_saved_while_idle_and_once(tmp_path: Path) -> None:
         until(lambda: len(dialect_events(running, "save")) == 1)
         time.sleep(0.5)
         assert len(dialect_events(running, "save")) == 1
-        submitted, long = count(running, "submit"), script(say="x" * 900, delay=0.01, size=1)
+        submitted, long = count(running, "submit"), script(say="x" * 3000, delay=0.01, size=1)
         with open_request(running, path, simple(path, long, stream=True)):
             until(lambda: count(running, "submit") == submitted + 1)  # else the next one may come and go before it
             post(client, path, simple(path, script(say="b")))

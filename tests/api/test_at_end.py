@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from ftengine import leases
@@ -36,11 +36,11 @@ def test_at_a_signal(tmp_path: Path, number: int) -> None:
 
 def test_when_the_last_lease_ends(tmp_path: Path) -> None:
     folder = tmp_path / "leases"
+    lease = leases.acquire(folder)  # before the server looks for one
     with front(tmp_path / "model", lease_dir=str(folder)) as running:
-        with leases.acquire(folder), running.client() as client:
+        with lease, running.client() as client:
             post(client, "/v1/messages", simple("/v1/messages", script(say="abc")))
-            time.sleep(0.7)  # until the server has seen the lease
-        assert running.process.wait(10) == 0
+        assert running.process.wait(60) == 0
     assert handed_on(running)["answers"] == {"messages": 1}
 
 
@@ -73,12 +73,21 @@ def test_first_tokens_of_answers_that_were_alone(tmp_path: Path) -> None:
         post(client, "/v1/completions", {"prompt": script(say="abc", delay=0.1), "n": 2, "max_tokens": 50})
         (found,) = client.get("/v1/stats").json()["first_tokens"]
     assert (found["prompt"], found["cached"]) == (len(text), 7)
-    assert 0.2 <= found["seconds"] < 5
+    assert 0.2 <= found["seconds"] < 20
 
 
 def test_a_prompt_that_waited_for_the_model_is_timed_from_its_start(tmp_path: Path) -> None:
-    with front(tmp_path / "model", engine={"load": 1.5}) as running:
-        body = simple("/v1/completions", script(say="abc"))
-        assert httpx.post(f"{running.url}/v1/completions", json=body, trust_env=False, timeout=30).status_code == 200
-        (found,) = httpx.get(f"{running.url}/v1/stats", trust_env=False).json()["first_tokens"]
-    assert found["seconds"] < 0.9
+    asked = simple("/v1/completions", script(say="abc"))
+    with (
+        front(tmp_path / "model", engine={"gate": True}) as running,
+        running.client() as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(post, client, "/v1/completions", asked)
+        time.sleep(0.5)
+        opened = time.monotonic()
+        running.open_gate()
+        answer.result()
+        longest = time.monotonic() - opened
+        (found,) = client.get("/v1/stats").json()["first_tokens"]
+    assert 0 < found["seconds"] <= longest

@@ -104,7 +104,7 @@ def test_a_client_that_leaves_while_it_is_answered_keeps_its_prompt(server: Runn
 def test_a_client_that_leaves_during_prefill_keeps_what_was_computed(
     server: RunningServer, cold: RunningServer
 ) -> None:
-    for attempt in range(5):  # the engine may be faster than this process
+    for attempt in range(30):  # the engine may be faster than this process
         asked = body(f"prefill{attempt}", words=1200)
         before = server.stats()["engine"]["tokens"]["prefilled"]
         leave(server, asked, after="message_start")

@@ -133,6 +133,12 @@ def test_a_changed_system_prompt_or_a_new_opening_stays_the_main_conversation() 
     ]
 
 
+def test_a_first_request_again_with_another_system_prompt_is_the_main_conversation() -> None:
+    """Its opening is the same, as when the agent's date has changed meanwhile. Without an opening nothing tells."""
+    assert sides(talk("a", "task"), talk("b", "task"), talk("c", "task")) == [False, False, False]
+    assert sides(talk("a"), talk("b"), talk("a")) == [False, True, False]
+
+
 def test_after_a_restart_in_a_sub_agents_work_the_older_conversation_is_the_main_one() -> None:
     sub, main = talk("sub", "part", "x", "y"), talk("main", "task", "x", "y")
     assert sides(sub, main, sub, main) == [False, False, False, False]  # doubt: both keep their place

@@ -9,6 +9,7 @@ import pytest
 from ftengine.experts.profile import Key, LaneProfile, LaneTimes
 from ftlaunch.bench.bandwidth import Result
 from ftlaunch.bench.bandwidth_table import as_json, heading, notes, rows
+from ftlaunch.cli.output import fold
 
 KEY = Key("NVIDIA H200, 143771 MiB", "570.86.10", "Intel(R) Xeon(R) Platinum 8480C with a very long name, indeed",
           "avx512_bf16", 15, "nvfp4", "fp8-block", 2048, 512, "bfloat16")  # fmt: skip
@@ -28,11 +29,8 @@ def lines(profile: LaneProfile = PROFILE, missing: str = "") -> list[str]:
     columns, table = rows(profile)
     widths = [max(map(len, column)) for column in zip(columns, *table, strict=True)]
     drawn = [" ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (columns, *table)]
-    return [
-        *heading("a model with a name", result).splitlines(),
-        *drawn,
-        *"\n".join(notes(result, missing)).splitlines(),
-    ]
+    said = (map(fold, heading("a model with a name", result)), drawn, map(fold, notes(result, missing)))
+    return [line for texts in said for text in texts for line in text.splitlines()]
 
 
 def test_it_stays_within_80_columns_and_has_no_control_codes() -> None:

@@ -120,6 +120,7 @@ def test_silence_and_floods_end(server: Server, monkeypatch: pytest.MonkeyPatch)
     server.answer, server.silence = (200, SAYS), 5.0
     with pytest.raises(FtError, match="was silent for"):
         stream(target(server), "/v1/completions", {})
+    monkeypatch.setattr(client, "SILENCE", 60.0)
     monkeypatch.setattr(client, "MOST_STREAM", 1000)
     server.answer = 200, SAYS * 100
     with pytest.raises(FtError, match="broke off"):

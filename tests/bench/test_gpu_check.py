@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("ftengine._native", reason="the decoder's CPU lane needs the C++ kernels, which are not built")
 pytest.importorskip("triton", reason="there is no Triton for this system")
 
-from ftengine.bench import gpu_check
+from ftengine.bench import gpu_check, gpu_options
 from ftengine.bench.torch_reference import Reference
 from ftengine.config import Resolved
 from ftengine.core import CacheTensors
@@ -103,7 +103,7 @@ def test_pins_are_given_back_while_the_experts_are_there_still(
     monkeypatch.setattr(gpu_check, "Run", Run)
     monkeypatch.setattr(GpuDecoder, "close", closed)
     checkpoint = Checkpoint.open(models.write("mixtral", tmp_path / "model"))
-    options = gpu_check._options(arguments(checkpoint.path, device))
+    options = gpu_options.parse("gpu_check", None, arguments(checkpoint.path, device))
     with pytest.raises(FtError) if fails else nullcontext():
         gpu_check._computed(checkpoint, options)
     gc.collect()

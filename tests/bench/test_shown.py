@@ -14,6 +14,7 @@ from ftlaunch.bench.compare import compare_turns
 from ftlaunch.bench.report import METRICS, Point, Report, Variant
 from ftlaunch.bench.table import heading, notes, rows
 from ftlaunch.cli import bench_served, main
+from ftlaunch.cli.output import fold
 
 KEYS = {
     "decode": {"streams": 128, "prompt": 512, "output": 128},
@@ -59,7 +60,7 @@ def test_eighty_columns(bench: str) -> None:
     widths = [max(len(row[n]) for row in (names, *lines)) for n in range(len(names))]
     assert sum(widths) + 2 * (len(widths) - 1) <= 80
     assert len(lines) == 2
-    text = f"{heading(report)}\n" + "\n".join(notes(report))
+    text = "\n".join(map(fold, [*heading(report), *notes(report)]))
     assert all(len(line) <= 80 for line in text.splitlines())
     faster = "B is 0.50 times as fast as A" if METRICS[bench].more_is_better else "B is 2.00 times as fast as A"
     assert faster in " ".join(text.split())
@@ -95,8 +96,11 @@ def test_without_matplotlib_it_is_said_before_anything_is_measured(ft_home: Path
     command = [sys.executable, "-c", code, "bench", "decode", "--plot", "a.png"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    expected = "Error: drawing needs matplotlib, which is not installed\nTry:   pip install 'ftlaunch[plot]'\n"
-    assert done.stderr == expected
+    install = f"{sys.executable} -m pip install 'ftlaunch[plot]'"
+    assert done.stderr == f"Error: drawing needs matplotlib, which is not installed\nTry:   {install}\n"
+    command[-1] = "a.txt"
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "a.txt does not end in .png\nTry:   --plot a.png" in done.stderr  # first what costs nothing to mend
 
 
 ROWS = [

@@ -110,7 +110,7 @@ def test_the_same_node_is_asked_for_everywhere():
     asked = {
         "README.md": r"Node ≥ (\d+)",
         "docs/troubleshooting.md": r"Install Node (\d+) or newer",
-        "scripts/common.sh": r"Install Node (\d+) or newer",
+        "scripts/common.sh": r"oldest=(\d+)",
         "ftlaunch/machine/agents.py": r"OLDEST = (\d+)",
     }
     found = {name: re.findall(text, (ROOT / name).read_text(encoding="utf-8")) for name, text in asked.items()}

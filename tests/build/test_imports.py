@@ -16,7 +16,7 @@ TOPS = {
 }
 
 # room -> rooms it may import, besides itself; a room is a package of ftengine, or one of its files in its root
-COMMON = {"core", "config", "conversation", "errors", "private", "wire"}
+COMMON = {"core", "config", "conversation", "errors", "private", "switches", "wire"}
 FLOORS = {
     "api": {"dialect", "leases", "weights", *COMMON},
     "dialect": {"weights", *COMMON},
@@ -38,7 +38,7 @@ FLOORS = {
     "scheduler": {"cache", "experts", "kernels", "memory", "models", "weights", *COMMON},
     "models": {"_native", "layers", "experts", "kernels", "formats", "weights", *COMMON},
     "layers": {"experts", "kernels", "formats", "core"},
-    "experts": {"kernels", "formats", "weights", "errors", "private"},
+    "experts": {"kernels", "formats", "memory", "weights", "errors", "locks", "private", "switches"},
     "memory": {"formats", "weights", *COMMON},
     "cache": {"core", "errors", "private"},
     "weights": {"core", "errors", "formats"},
@@ -49,7 +49,9 @@ FLOORS = {
     "config": {"errors", "core"},
     "core": set(),
     "errors": set(),
+    "locks": {"private"},
     "private": set(),
+    "switches": {"errors"},
 }
 TORCH_FREE = (
     "ftlaunch",

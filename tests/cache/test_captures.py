@@ -65,7 +65,7 @@ def test_what_is_left_over_is_spread_evenly() -> None:
     """No gap is more than about twice the mean one."""
     wanted = [Boundary(position, BoundaryKind.SPACING) for position in range(512, 30 * 512, 512)]
     for room in range(1, 30):
-        positions = [0, *(each.position for each in thinned(wanted, room, 0))]
+        positions = [0, *(each.position for each in thinned(wanted, room, 0)), 30 * 512]
         assert max(high - low for low, high in pairwise(positions)) <= 2.1 * 30 * 512 / room
 
 

@@ -236,6 +236,34 @@ def test_pages_below_the_last_anchor_are_not_kept() -> None:
     assert (cache.tree.size, positions(cache)) == (4, [8, 16])
 
 
+def test_only_what_makes_way_counts_as_evicted() -> None:
+    """Not what is forgotten on purpose, nor what no state leads to; nor what warming up left, when that is over."""
+    cache = make_cache(pages=6, recurrent=False)
+    ran(cache, list(range(8)))
+    ran(cache, list(range(50, 58)))
+    assert cache.page_evictions == 0
+    ran(cache, list(range(90, 106)))  # four pages, of which two are free
+    assert cache.page_evictions == 2
+    untrusted = make_sequence(list(range(90, 100)))
+    assert cache.admit(untrusted)  # which takes another one, for its last tokens
+    assert (cache.tree.size, cache.page_evictions) == (5, 3)
+    cache.release(untrusted, keep=False)
+    assert (cache.tree.size, cache.page_evictions) == (2, 3)
+    cache.clear()
+    assert (cache.tree.size, cache.page_evictions) == (0, 0)
+
+    cache = make_cache(slots=1)
+    sequence = make_sequence(list(range(40)))
+    assert cache.admit(sequence)
+    compute(cache, sequence, 16)
+    cache.release(sequence, halfway=True)
+    assert (cache.tree.size, cache.page_evictions, cache.anchor_evictions) == (0, 0, 0)
+    ran(cache, list(range(8)))
+    assert (cache.tree.size, len(cache.tree.anchors)) == (2, 1)
+    assert cache.admit(make_sequence([60, 61]))
+    assert (cache.tree.size, cache.page_evictions, cache.anchor_evictions) == (0, 2, 1)
+
+
 def test_what_has_little_worth_makes_way_for_what_has_more() -> None:
     """Two live sessions with side requests between them, on few slots: their ends and system texts stay."""
     cache = make_cache(pages=200, slots=8, spacing=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,33 @@ def test_flags_that_need_a_gpu_where_there_is_none(
     assert said.out == ""
     assert f"ft serve would refuse: {refusal}" in said.err
     assert f"Try:   ft show '{model}' --fit, without" in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence", "step"),
+    [
+        ("--cache-device 1", "it would hold nothing", r"--cache-device \d+(\.\d+)?[KM]iB, or --cache-device 0"),
+        ("--cache-disk 1000TB", "has room for", r"--cache-disk \d+[KMG]iB, or set FT_HOME to a folder on another disk"),
+        ("--cache-host 1000TB", "--cache-host is", r"--cache-host \d+[KMG]iB"),
+        ("--context 100000000", "a context of 100000000 tokens was asked for", r"--context \d+"),
+    ],
+)
+def test_refused_flags_have_serves_own_way_out(
+    flags: str,
+    sentence: str,
+    step: str,
+    tmp_path: Path,
+    ft_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is to be typed next names the model, and the doctor says the same."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    model = str(tiny.write("qwen3", tmp_path / "a model"))
+    assert main(["show", model, "--fit", "--json", "--flags", flags]) == 4
+    found = {each["id"]: each for each in json.loads(capsys.readouterr().out)["findings"]}["model.memory"]
+    assert sentence in found["value"]
+    assert re.fullmatch(re.escape(f"ft serve --model '{model}' ") + step, found["mend"]), found["mend"]
 
 
 def test_a_word_that_is_no_flag(tmp_path: Path, ft_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

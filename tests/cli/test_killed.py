@@ -21,9 +21,10 @@ import psutil
 import pytest
 
 from tests.api.sse_reader import Frame, frames
-from tests.support.serving import FT, SCRIPTED_CHECKPOINT, RunningServer, free_port, scripted_environment, serve
+from tests.support.ports import free_port
+from tests.support.serving import FT, SCRIPTED_CHECKPOINT, RunningServer, scripted_environment, serve
 
-SECONDS = 5.0  # within which everything is gone
+SECONDS = 30.0  # within which everything is gone: one or two, on a machine that has nothing else to do
 ROUNDS = int(os.environ.get("FT_TEST_ROUNDS", "20"))
 FLAGS = ("--context", "4096", "--threads", "1", "--device", "cpu")
 BODY = {

@@ -274,8 +274,9 @@ def test_rm_refuses_while_a_server_uses_it(
     ft_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server is a locked record: this process holds one for a store name, then for a file inside the model."""
+    from ftlaunch.servers.publish import publish
     from ftlaunch.servers.record import ServerRecord
-    from ftlaunch.servers.registry import port_path, publish
+    from ftlaunch.servers.registry import port_path
 
     folder = small_models.store(ft_home, "mine")
     small_models.store(ft_home, "other")
@@ -368,7 +369,7 @@ def test_serving_is_noted_and_names_the_model(
     names: dict[str, str] = {}
     for model in ("mine", "org/pulled", "org--pulled", "org/cached", str(plain), str(tmp_path / "file.gguf")):
 
-        def run(settings: ServeSettings, at_end: object, model: str = model) -> None:
+        def run(settings: ServeSettings, at_end: object, look: object, model: str = model) -> None:
             names[model] = settings.served_name
 
         monkeypatch.setattr(server, "run", run)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftengine.errors import for_model
-from tests.support.serving import FT, SCRIPTED_CHECKPOINT, free_port, scripted_environment
+from tests.support.ports import free_port
+from tests.support.serving import FT, SCRIPTED_CHECKPOINT, scripted_environment
 
 STEPS = [
     ("ft serve --context 8192", "demo", "ft serve --model demo --context 8192"),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import shutil
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
+from ftengine.api.settings import Limits
 from ftengine.config import EngineConfig
 from ftengine.errors import FtError
 from ftlaunch.cli import main
 from ftlaunch.cli.sizes import size
 from ftlaunch.servers.options import ServeOptions
+from tests.models import tiny
 from tests.support.serving import SCRIPTED_CHECKPOINT
 
 GIVEN = ServeOptions(
@@ -128,6 +134,9 @@ def test_what_is_no_size(text: str) -> None:
         ("--memory-ratio", "nan"),
         ("--moe-cache-rate", "NaN"),
         ("--threads", "100000"),
+        ("--context", "1"),
+        ("--kv-tokens", "16"),
+        ("--max-running-requests", str(Limits().requests + 1)),
         ("--moe-cpu-threads", "100000"),
         ("--max-prefill-length", str(1 << 64)),
         ("--context", str(1 << 64)),
@@ -143,6 +152,51 @@ def test_numbers_that_no_engine_can_be_told(flag: str, value: str, capsys: pytes
     """They are wrong usage: nothing is started that would fail by them."""
     assert main(["serve", "--model", str(SCRIPTED_CHECKPOINT), flag, value]) == 2
     assert f"Invalid value for '{flag}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says", "advises"),
+    [
+        (["--context", "100000000"], "a context of 100000000 tokens was asked for, the model holds", "--context "),
+        (["--kv-tokens", str(1 << 60)], f"{1 << 60} tokens of keys and values", "--kv-tokens "),
+        (["--cache-device", "1"], "--cache-device is 0.0 MiB", "--cache-device "),
+        (["--cache-host", "1"], "--cache-host is 0.0 MiB", "--cache-host "),
+        (["--cache-disk", "1"], "--cache-disk is 0.0 MiB", "--cache-disk "),
+        (["--served-model-name", " "], "the served model name is blank", "--served-model-name "),
+    ],
+)
+def test_what_headers_tell_is_refused_before_a_port_listens(
+    flags: list[str],
+    says: str,
+    advises: str,
+    ft_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        pytest.fail("the server is started")
+
+    monkeypatch.setattr("ftengine.api.server.run", started)
+    model = str(tiny.write("qwen3", tmp_path / "model"))
+    assert main(["serve", "--model", model, "--port", "0", "--device", "cpu", *flags]) == 1
+    said = capsys.readouterr().err
+    assert says in said
+    assert re.search(rf"^Try: +ft serve --model \S+ {advises}", said, re.MULTILINE)
+
+
+def test_the_number_of_tokens_that_is_advised_is_not_refused(
+    ft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[object] = []
+    model = str(tiny.write("qwen3", tmp_path / "model"))
+    monkeypatch.setattr("ftengine.api.server.run", lambda settings, **_: started.append(settings.engine.kv_tokens))
+    command = ["serve", "--model", model, "--port", "0", "--device", "cpu", "--kv-tokens"]
+    assert main([*command, str(1 << 60)]) == 1
+    advised = re.search(r"--kv-tokens (\d+)$", capsys.readouterr().err, re.MULTILINE)
+    assert advised is not None
+    assert main([*command, advised[1]]) == 0
+    assert started == [int(advised[1])]
 
 
 def test_a_launch_passes_its_budgets_on(ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,3 +215,13 @@ def test_a_launch_passes_its_budgets_on(ft_home: Path, monkeypatch: pytest.Monke
     assert (options.cache_device, options.cache_host, options.cache_disk) == (500_000_000, 4 << 30, 0)
     said = " ".join(options.arguments())
     assert f"--cache-device 500000000 --cache-host {4 << 30} --cache-disk 0 " in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all names are text")
+def test_a_model_in_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its server could be told of nowhere, and would never find its engine's settings."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    shutil.copytree(SCRIPTED_CHECKPOINT, folder)
+    assert main(["serve", str(folder)]) == 1
+    expected = "its name is no UTF-8 text\nTry:   mv the model to a folder with another name\n"
+    assert capsys.readouterr().err.endswith(expected)

@@ -32,6 +32,39 @@ def test_a_pipe_gets_tab_separated_lines(capsys: pytest.CaptureFixture[str]) -> 
     assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [list(COLUMNS), *ROWS_SHOWN]
 
 
+def test_a_pipe_gets_one_line_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long it is; and nothing of what would move a cursor."""
+    output = Output()
+    output.lines(["a sentence " * 20 + "end"])
+    output.values([("steps", "many " * 30), ("latest", "one"), ("latest", "an\x1b[31mother\n")])
+    output.table(COLUMNS, [["a\tb\r", "/a folder\nof\x1b[2Jtwo\x9blines"]], [], "")
+    sentence, *others = capsys.readouterr().out.split("\n")
+    assert sentence == "a sentence " * 20 + "end"
+    values = [line.split("\t") for line in others]
+    assert values[:3] == [["steps", "many " * 30], ["latest", "one"], ["latest", "an [31mother "]]
+    assert values[3:] == [[*COLUMNS], ["a b ", "/a folder of [2Jtwo lines"], [""]]
+
+
+def test_json_has_no_sentences_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(as_json=True)
+    output.lines(["a sentence"])
+    output.values([("name", "value")])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_gets_lines_that_fit() -> None:
+    code = """if True:
+        from ftlaunch.cli.output import Output
+        Output().lines(["a sentence " * 20])
+        Output().values([("latest", "some words " * 10), ("latest", "more")])
+        """
+    lines = on_a_terminal(code).splitlines()
+    assert max(map(len, lines)) <= 80
+    starts = ["a sentence", "   sentenc", "   sentenc", "latest    ", " " * 10, " " * 10]
+    assert [line[:10] for line in lines] == starts
+    assert lines[-1] == " " * 10 + "more"
+
+
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(as_json=True)
     assert json.loads(capsys.readouterr().out) == [{"name": "demo"}]

@@ -50,7 +50,7 @@ ROWS = [
     (["stop", "demo"], 1, "", "Error: no server of demo runs (running: none)\nTry:   ft ps\n"),
     (["stop", "demo", "--all"], 2, "", "not both"),
     (["pull"], 2, "", "Missing argument 'MODEL'"),
-    (["pull", "unknown"], 1, "", "Error: no model is called unknown (to fetch: demo, qwen3.6-35b-a3b,"),
+    (["pull", "unknown"], 1, "", "Error: no model is called unknown\nTry:   ft list, ft pull demo, "),
     (["pull", "./here"], 1, "", "Error: there is no directory or GGUF file ./here"),
     (["pull", "a//b"], 1, "", "Error: no model is called a//b"),
     (["pull", "demo", "--to", "x"], 1, "", "Error: demo is made on this machine, for the store only"),

@@ -33,6 +33,7 @@ from ftlaunch.servers import (
 )
 from ftlaunch.servers.key import key_path, shared_key
 from ftlaunch.servers.registry import port_path, record_path
+from tests.support.ports import free_port
 from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
 
 MODEL = str(SCRIPTED_CHECKPOINT)
@@ -66,9 +67,7 @@ def home(ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def free_1919(monkeypatch: pytest.MonkeyPatch) -> int:
     """The default port for this test: one that nothing else on this machine uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     monkeypatch.setattr("ftlaunch.servers.start.DEFAULT_PORT", port)
     return port
 
@@ -84,7 +83,7 @@ def hold_record(server_id: str, started: float) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str], number: signal.Signals) -> None:
     process.send_signal(number)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
 
 def test_records_live_as_long_as_their_process(home: Path) -> None:
@@ -174,9 +173,7 @@ def test_starts_at_once_give_one_server(home: Path, free_1919: int) -> None:
 
     family = psutil.Process(record.pid).children(recursive=True)
     assert family, "the engine is not a child of the server"
-    began = time.monotonic()
-    assert stop(record)
-    assert time.monotonic() - began < 2.5
+    assert stop(record, patience=30.0)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
     assert running() == []
     assert not stop(record)
@@ -233,7 +230,7 @@ def test_a_killed_server_is_forgotten_and_its_engine_ends(home: Path, free_1919:
     wait_ready(record)
     family = psutil.Process(record.pid).children(recursive=True)
     os.kill(record.pid, signal.SIGKILL)
-    gone, alive = psutil.wait_procs(family, timeout=5)
+    gone, alive = psutil.wait_procs(family, timeout=30)
     assert gone
     assert not alive
     assert running() == []

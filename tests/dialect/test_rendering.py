@@ -17,6 +17,7 @@ from ftengine.dialect import open_dialect
 from ftengine.dialect.opening import demo_template
 from tests.dialect.conftest import SMALL, Files, library, small_dialect
 from tests.dialect.talk import READ, call, result, say, talk, think
+from tests.support.timing import quickest, seconds
 
 FUNCTIONS = [
     {
@@ -154,9 +155,8 @@ def test_agent_prompt_renders_fast() -> None:
         steps.append(result(f"c{number}", f"line {number} of the file\n" * 50))
     first = dialect.render(talk(*steps, tools=[READ]))
     assert len(first.tokens) > 20_000
-    begin = time.perf_counter()
-    dialect.render(talk(*steps, say("user", "And?"), tools=[READ]))
-    assert time.perf_counter() - begin < 0.25
+    questions = (say("user", f"And {number}?") for number in itertools.count())
+    assert quickest(lambda: seconds(lambda: dialect.render(talk(*steps, next(questions), tools=[READ]))), 0.25) < 0.25
 
 
 def test_front_stays_light() -> None:
@@ -173,12 +173,17 @@ def test_front_stays_light() -> None:
 
 def test_a_long_prompt_that_is_being_encoded_lets_other_threads_run() -> None:
     """The thread that carries all streams is one of them."""
-    dialect, text = small_dialect(demo_template()), "one word and other things, " * 40_000
-    stamps = [time.perf_counter()]
-    encoding = threading.Thread(target=dialect.encode, args=(text,))
-    encoding.start()
-    while encoding.is_alive():
-        time.sleep(0.001)
-        stamps.append(time.perf_counter())
-    longest = max(after - before for before, after in itertools.pairwise(stamps))
-    assert longest < (stamps[-1] - stamps[0]) / 2
+    dialect = small_dialect(demo_template())
+
+    def longest(text: str) -> float:
+        """For how much of the whole time another thread had to wait at once."""
+        stamps = [time.perf_counter()]
+        encoding = threading.Thread(target=dialect.encode, args=(text,))
+        encoding.start()
+        while encoding.is_alive():
+            time.sleep(0.001)
+            stamps.append(time.perf_counter())
+        return max(after - before for before, after in itertools.pairwise(stamps)) / (stamps[-1] - stamps[0])
+
+    texts = (f"one word and other things, {number} " * 40_000 for number in itertools.count())
+    assert quickest(lambda: longest(next(texts)), 0.5) < 0.5

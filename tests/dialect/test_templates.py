@@ -44,7 +44,7 @@ def test_hostile_and_broken_templates_only_refuse(source: str) -> None:
     begin = time.monotonic()
     with pytest.raises(TemplateRefused):
         ChatTemplate(source, {}, seconds=0.5).render([{"role": "user", "content": "x"}], tools=None)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ 'x' ", "{% unknown %}", "{{ x | nofilter }}"])

@@ -141,7 +141,7 @@ def test_results_without_an_id_answer_in_order() -> None:
     assert [text for role, text in short(found) if role == "tool"] == ["one", "two", "three"]
 
 
-@pytest.mark.timeout(30)  # matched pair by pair, these take many minutes
+@pytest.mark.timeout(120)  # matched pair by pair, these take many minutes
 def test_very_many_calls_and_results_in_the_opposite_order() -> None:
     numbers = range(30_000)
     calls = (call(f"call_{number}", "a", {}) for number in numbers)

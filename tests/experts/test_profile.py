@@ -14,6 +14,7 @@ import torch
 from ftengine.experts.profile import (
     FILE_NAME,
     KEPT,
+    LOCK_NAME,
     Key,
     LaneProfile,
     LaneTimes,
@@ -25,6 +26,7 @@ from ftengine.experts.profile import (
 )
 from ftengine.experts.split import LaneCosts
 from tests.experts.banks import bank
+from tests.support.turns import beside_another
 
 KEY = Key("GPU, 8 MiB", "570.1", "CPU", "avx2", 15, "nvfp4", "nvfp4", 2048, 512, "bfloat16")
 TIMES = LaneTimes({1: 30.0, 2: 50.0}, 10.0, 20.0)
@@ -71,7 +73,7 @@ def test_measurements_of_other_keys_and_other_sections_are_kept(tmp_path: Path) 
     content = json.loads((tmp_path / FILE_NAME).read_text())
     assert len(content["lanes"]) == KEPT
     assert content["disk"] == {"gb": 3}
-    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert {path.name for path in tmp_path.iterdir()} == {FILE_NAME, LOCK_NAME}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,16 @@ def test_a_damaged_file_is_left_aside_and_replaced(content: bytes, tmp_path: Pat
     assert read(tmp_path, KEY) is None
     write(tmp_path, PROFILE)
     assert read(tmp_path, KEY) == PROFILE
+
+
+def test_two_that_measured_at_once_are_both_kept(tmp_path: Path) -> None:
+    path, another = tmp_path / FILE_NAME, msgspec.structs.replace(KEY, threads=3)
+    write(tmp_path, msgspec.structs.replace(PROFILE, key=another))
+    written = path.read_text()
+    path.unlink()
+    beside_another(tmp_path / LOCK_NAME, lambda: path.write_text(written), lambda: write(tmp_path, PROFILE))
+    assert read(tmp_path, KEY) == PROFILE
+    assert read(tmp_path, another) is not None
 
 
 def test_a_folder_that_cannot_be_written_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

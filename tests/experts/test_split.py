@@ -13,7 +13,6 @@ from ftengine.experts.split import (
     LaneCosts,
     fastest,
     forced_share,
-    published_share,
     split_table,
 )
 
@@ -48,12 +47,6 @@ def test_no_split_is_faster_and_ties_fetch_more() -> None:
 def test_forced(share: float, expected: int) -> None:
     """Half of five on the CPU is three, rounded up."""
     assert forced_share(5, share) == expected
-
-
-def test_the_published_rule_sends_nothing_at_few_misses() -> None:
-    """q* = m * B_P / B_H, rounded: 11.8 and 47.5 GB/s, a laptop."""
-    assert [published_share(misses, 11.8, 47.5) for misses in range(9)] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
-    assert published_share(4, 60.0, 50.0) == 4
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])

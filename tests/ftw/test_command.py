@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,17 @@ def test_converts_and_says_how_to_serve(model: Path, tmp_path: Path, capsys: pyt
         assert stage in shown.err
     assert verify(out) == []
     assert read_header(out).origin.name == str(model)
+
+
+def test_only_its_owner_may_write_to_it(model: Path, tmp_path: Path) -> None:
+    """Whatever the umask, and wherever it is."""
+    out = tmp_path / "out"
+    before = os.umask(0)
+    try:
+        assert main(["checkpoint", "--model", str(model), "--out", str(out)]) == 0
+    finally:
+        os.umask(before)
+    assert [path for path in (out, *out.rglob("*")) if path.stat().st_mode & 0o022] == []
 
 
 def test_json_is_one_object_a_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def test_two_at_once(model: Path, tmp_path: Path) -> None:
     with destination.destination(out) as place:
         (place.partial / "something").write_bytes(b"")
         second.start()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         assert (place.partial / "something").exists()
     second.join()
     assert said == [f"Waiting for process {os.getpid()}, which is writing {out}"]

@@ -26,11 +26,12 @@ def sealed(raw: bytes) -> bytes:
 
 
 def refuses(folder: Path) -> str:
-    """What is said to do about it. In less than a second, and without the memory that a header claims."""
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    """What is said to do about it. In less than a second of processor time, and without the memory that a header
+    claims."""
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(CheckpointError) as caught:
         read_header(folder)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
     return caught.value.next_step
 
@@ -216,9 +217,9 @@ def test_the_largest_models_fit(converted: Path) -> None:
     }
     content = sealed(json.dumps(header).encode())
     assert len(content) < MAX_HEADER_BYTES
-    began = time.monotonic()
+    began = time.process_time()
     assert sum(section.experts for section in decode(content, Path(HEADER_FILE)).experts) == 102_400
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("kind", ["missing", "short", "long", "a directory", "a pipe", "a link out"])

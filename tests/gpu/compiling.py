@@ -4,18 +4,21 @@ JITFunction.run will look. test_precompile.py runs these tests in a process of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from ftengine.kernels.triton.precompile import precompile
+from ftengine.kernels.triton.precompile import kinds, precompile
+from ftengine.kernels.triton.source_keys import read_sources
 from tests.gpu.hopper import Hopper
 
 
@@ -110,3 +113,110 @@ def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("launched")
 
     assert precompile(launch, silent) == 0
+
+
+WIDTH = tl.constexpr(64)
+
+
+@JITFunction
+def inner(x):
+    return x + WIDTH
+
+
+@JITFunction
+def outer(x):
+    tl.store(x, inner(tl.load(x)))
+
+
+def test_a_kernels_key_does_not_depend_on_what_was_launched_before() -> None:
+    """Triton's own would: the constants of a called function were known then, or not."""
+    keys = set()
+    for functions in ((inner, outer), (outer, inner)):
+        for function in functions:
+            function.hash, function.used_global_vals = None, {}
+        for function in functions:
+            _ = function.cache_key
+        keys.add((inner.cache_key, outer.cache_key))
+    assert len(keys) == 1
+    assert any(name == "WIDTH" for name, _ in outer.used_global_vals)
+
+
+def test_sources_are_read_ahead_and_what_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(self: JITFunction) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    inner.hash = outer.hash = None
+    with monkeypatch.context() as patch:
+        patch.setattr(JITFunction, "parse", parse)
+        assert read_sources([__name__]) == 0
+    assert inner.hash is outer.hash is None
+    assert read_sources([__name__]) == 2
+    assert inner.hash
+    assert outer.hash
+    assert read_sources(["no.such.package"]) == 0
+
+
+class Loading(Hopper):
+    """Notes what is loaded, and by which thread. fails: nothing can be."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.loaded: list[tuple[str, str]] = []
+        self.utils, self.fails = self, fails
+
+    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
+        return lambda *args: None
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 17}
+
+    def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        if self.fails:
+            raise RuntimeError("out of memory")
+        self.loaded.append((name, threading.current_thread().name))
+        return 1, 1, 0, 0, 1024
+
+
+def test_kernels_are_loaded_by_the_threads_that_compile_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    driving = Loading(fails=False)
+    monkeypatch.setattr(driver, "_active", driving)
+    kernel, x = JITFunction(add), torch.zeros(1024)
+    assert precompile(lambda: [kernel[(8,)](x, 1024, N=size) for size in (128, 256)] and None, silent) == 2
+    assert [name for name, _ in driving.loaded] == ["add", "add"]
+    assert all(thread.startswith("compile") for _, thread in driving.loaded)
+    kernel[(8,)](x, 1024, N=128)
+    assert len(driving.loaded) == 2
+
+
+def test_what_cannot_be_loaded_is_left_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    driving = Loading(fails=True)
+    monkeypatch.setattr(driver, "_active", driving)
+    kernel, x = JITFunction(add), torch.zeros(1024)
+    assert precompile(lambda: kernel[(8,)](x, 1024, N=128), silent) == 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        kernel[(8,)](x, 1024, N=128)
+    driving.fails = False
+    kernel[(8,)](x, 1024, N=128)
+    assert [thread for _, thread in driving.loaded] == [threading.current_thread().name]
+
+
+def test_what_was_on_disk_is_told_from_what_was_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.zeros(1024)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):  # as in two processes
+            kernel = JITFunction(add)
+            assert precompile(lambda: kernel[(8,)](x, 1024, N=128), silent) == 1  # noqa: B023
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith("0 found on disk, 1 compiled")
+    assert second.endswith("1 found on disk, 0 compiled")
+    assert knobs.compilation.listener is None
+
+
+def test_kinds_of_launches_are_told_apart_and_none_is_made() -> None:
+    kernel, x = JITFunction(add), torch.zeros(1024)
+
+    def launch(*counts: int) -> Callable[[], None]:
+        return lambda: [kernel[(8,)](x, count, N=128) for count in counts] and None
+
+    assert kinds(launch(512)) == kinds(launch(1024, 512)) < kinds(launch(1024, 1000))
+    assert compiled(kernel) == 0
+    assert not x.any()

@@ -14,7 +14,8 @@ pytest.importorskip("ftengine._native", reason="the decoder's CPU lane needs the
 from ftengine.cache.tensors import allocate_cache
 from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
-from ftengine.models.gpu.setup import GpuSetup, Strategy
+from ftengine.models.gpu.setup import GpuSetup
+from ftengine.models.gpu.strategy import Strategy
 from ftengine.weights.checkpoint import Checkpoint
 from ftengine.weights.source import WeightSource
 from tests.models import driver, tiny

@@ -1,4 +1,5 @@
-"""What a request launches was compiled at the start: every kernel, in every form that Triton tells apart.
+"""What a request launches was compiled at the start: every kernel, in every form that Triton tells apart. And what all
+layers launch in a decode step, the first ones of each kind do, so that no other launch is needed before graphs.
 
 Launches are noted by what their code depends on, and neither compiled nor made, as for a GPU that need not be there.
 fla-core's kernels are not among them. A program and no test, because tests run kernels in the interpreter, which knows
@@ -10,6 +11,8 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +35,16 @@ LENGTHS = [*range(1, 36), 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 10
 RESULT_BYTES = 1 << 20  # for this hidden size what 64 MiB are for real ones: long prompts are gone through in parts
 STAGING = (6, 16)
 EXPECTED = {"gate_up_tiles", "down_tiles", "gemv_kernel", "skinny_kernel", "_plan"}
+LAYERS = {"num_hidden_layers": 10, "layer_types": ["linear_attention", "full_attention"] * 5}
 KINDS = {
-    "qwen3.5": {"num_experts": 16, "num_experts_per_tok": 8, "hidden_size": 256},
+    "qwen3.5": {"num_experts": 16, "num_experts_per_tok": 8, "hidden_size": 256, **LAYERS},
     "mixtral": {"num_local_experts": 16, "num_experts_per_tok": 2, "hidden_size": 256},
 }
 
 
-def note_launches() -> set[tuple[str, str]]:
+def note_launches() -> set[tuple[str, Hashable]]:
     """From now on; by name and form."""
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, Hashable]] = set()
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         seen.add((self.fn.__qualname__, specialization(self, args, kwargs)))
@@ -71,7 +75,7 @@ def batch_of(lengths: list[int], before: list[int], draw: random.Random) -> Batc
     )
 
 
-def missed(kind: str, staging: int, folder: Path, launched: set[tuple[str, str]]) -> list[tuple[str, str]]:
+def missed(kind: str, staging: int, folder: Path, launched: set[tuple[str, Hashable]]) -> list[tuple[str, Hashable]]:
     """What requests launch beyond what the start of a model of this kind has."""
     tiny.write(kind, folder, **{**models.COMMON, **models.SMALL[kind], **KINDS[kind]})
     model = models.load_gpu(folder, "cpu", dtype="bfloat16")
@@ -85,7 +89,9 @@ def missed(kind: str, staging: int, folder: Path, launched: set[tuple[str, str]]
             for length in lengths_of_all_kinds(model.weights, PAGE, CHUNK):
                 prefill_step(samples, cache, spare_chunk(cache, length), model.experts)
             ready = set(launched)
-            assert {name for name, _ in ready} >= EXPECTED, sorted({name for name, _ in ready})
+            assert model.steps._launches_all(samples, cache), "layers beyond the first ones of each kind launch more"
+            lacking = replace(samples, layers=samples.layers[:1])
+            assert not model.steps._launches_all(lacking, cache), "one layer launches all that different ones do"
             for length in LENGTHS:
                 prefill_step(samples, cache, spare_chunk(cache, length), model.experts)
             for _ in range(20):
@@ -94,7 +100,7 @@ def missed(kind: str, staging: int, folder: Path, launched: set[tuple[str, str]]
                 prefill_step(samples, cache, batch_of(lengths, before, draw), model.experts)
     finally:
         model.close()
-    return sorted(launched - ready)
+    return sorted(launched - ready, key=str)
 
 
 def main() -> int:

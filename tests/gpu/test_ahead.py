@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from ftengine.cache.node import Anchor
+from ftengine.core import FinishReason
+from ftengine.scheduler import device_sampler
 from ftengine.scheduler.device_sampler import DeviceSampler
+from ftengine.scheduler.sampler import draw_from_all
 from tests.gpu import models
 from tests.gpu.ahead_model import AheadModel, QueuedSampler
 from tests.gpu.test_step_faults import DeviceDriver
@@ -58,7 +61,7 @@ class Watched(Driver):
 
 
 def script(seed: int) -> list[tuple]:
-    """(step number, "submit", name, prompt, count, sampling) and (step number, "cancel", name)."""
+    """(step number, "submit", name, prompt, count, sampling) and (step number, "cancel", name), before that step."""
     chance = random.Random(seed)
     stem = [chance.randrange(1, 50) for _ in range(12)]
     actions: list[tuple] = []
@@ -71,7 +74,7 @@ def script(seed: int) -> list[tuple]:
         sampling["stop_token_ids"] = chance.sample(range(1, 55), chance.choice([0, 0, 1, 4]))
         actions.append((at, "submit", name, prompt, chance.randint(1, 40), sampling))
         if chance.random() < 0.2:
-            actions.append((at + chance.randint(0, 30), "cancel", name, chance.random() < 0.5))
+            actions.append((at + chance.randint(0, 30), "cancel", name))
     return sorted(actions, key=lambda action: action[0])
 
 
@@ -83,21 +86,12 @@ def played(seed: int, monkeypatch: pytest.MonkeyPatch, ahead: str) -> Watched:
     driver = Watched(model, running=running, pages=pages, page_size=4, slots=running + chance.randint(1, 6), spacing=12)
     actions, number = script(seed), 0
     while actions or driver.engine.has_work:
-        during = []
         while actions and actions[0][0] <= number:
             _, what, name, *rest = actions.pop(0)
             if what == "submit":
                 driver.submit(name, *rest[:2], **rest[2])
-            elif rest[0]:
-                during.append(name)
             else:
                 driver.cancel(name)
-        if during:
-            driver._take(driver.engine.admit())
-            driver.engine.begin()
-            for name in during:
-                driver.cancel(name)
-            driver._take(driver.engine.finish())
         driver.step()
         number += 1
         assert number < 5000
@@ -177,6 +171,37 @@ def test_a_token_left_to_the_host_is_the_same(monkeypatch: pytest.MonkeyPatch) -
         assert (driver.model.ahead > 0) == (value == "1")
         assert driver.engine.scheduler.preemptions == int(value)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_token_left_to_the_host_may_be_a_stop_token(
+    seed: int, recurrent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer ends as without steps ahead; what the wrong step computed is in no prefix of the next turn."""
+    drawn: list[int] = []
+    monkeypatch.setattr(
+        device_sampler, "draw_from_all", lambda *given: drawn.append(draw_from_all(*given)) or drawn[-1]
+    )
+    sampling = {"temperature": 1.0, "top_p": 0.9, "seed": seed}
+
+    def driver(ahead: str) -> Watched:
+        monkeypatch.setenv("FT_AHEAD", ahead)
+        return Watched(AheadModel(timing=2, recurrent=recurrent))
+
+    driver("0").one([3, 4, 5], 60, **sampling)
+    stop = drawn[0]
+    answers = []
+    for ahead in "01":
+        ending = driver(ahead)
+        found = ending.one([3, 4, 5], 60, stop_token_ids=(stop,), **sampling)
+        answers.append((found.tokens, found.finish))
+        ending.engine.scheduler.check_idle()
+        turn = [3, 4, 5, *found.tokens, 11]
+        assert ending.one(turn, 5).tokens == ending.model.greedy(turn, 5)
+    assert answers[0] == answers[1]
+    assert answers[1][1] is FinishReason.STOP
+    assert ending.model.ahead > 0
 
 
 def test_the_decoder_answers_as_without(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from ftengine.formats.format import NVFP4
 from ftengine.models.base import Model, ModelOptions, load
 from ftengine.models.decoder import Decoder
 from ftengine.models.gpu.decoder import GpuDecoder
-from ftengine.models.gpu.setup import Strategy
+from ftengine.models.gpu.strategy import Strategy
 from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+import triton.language as tl
 
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
@@ -131,9 +132,35 @@ def test_a_cpu_that_fails_or_is_late_ends_the_wait(device: str, monkeypatch: pyt
     join(pool.tensors, 0, mailbox, out)
     assert (out.eq(0).all(), int(mailbox.error[0])) == (True, 9)
     mailbox.error[0] = 0
-    for name, least in (("POLLS", 50), ("PATIENCE_NS", 5_000_000)):
+    for name, least in (("POLLS", 50), ("STOPPED", tl.constexpr(5_000_000))):
         monkeypatch.setattr(f"ftengine.kernels.triton.join.{name}", least)
     join(pool.tensors, 0, mailbox, out)
     if device == "cuda":
         torch.cuda.synchronize()
     assert (out.eq(0).all(), int(mailbox.error[0])) == (True, LATE.value)
+
+
+def test_a_cpu_that_runs_and_does_not_answer_is_given_up(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its pulses alone: after all the time that a CPU may be stopped nothing else would end the wait."""
+    pool, mailbox = SlotPool(make_banks(1, 4, device), 0, 0, 2, device), make_mailbox(2, 2, device)
+    waiting(pool, mailbox, 3, 2)
+    mailbox.error[1] = 2**31 - 5
+    out, done = torch.zeros(2, HIDDEN, device=device), threading.Event()
+    monkeypatch.setattr("ftengine.kernels.triton.join.POLLS", 10**12)
+
+    def run() -> None:
+        pulse = mailbox.error.numpy()[1:2]
+        while not done.wait(0.005):
+            pulse += 1  # past the largest int32
+
+    running = threading.Thread(target=run)
+    running.start()
+    try:
+        join(pool.tensors, 0, mailbox, out)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    finally:
+        done.set()
+        running.join()
+    assert (out.eq(0).all(), int(mailbox.error[0])) == (True, LATE.value)
+    assert int(mailbox.error[1]) < 0

@@ -4,7 +4,6 @@ banks, what a step computes with them against the CPU's decoder."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,12 @@ from ftengine.kernels.triton.buffers import RouteBuffers
 from ftengine.kernels.triton.fetch import admit, fetch
 from ftengine.kernels.triton.route import route
 from ftengine.kernels.triton.victims import end_step
-from ftengine.models.gpu.setup import PREFETCH, Strategy, prefetch_asked_for
+from ftengine.memory.estimate import weight_sizes
+from ftengine.models.gpu.next_routers import next_routers
+from ftengine.models.gpu.setup import prefetch_asked_for
+from ftengine.models.gpu.strategy import PREFETCH, Strategy
+from ftengine.weights.checkpoint import Checkpoint
+from ftengine.weights.open import open_source
 from tests.gpu.cache_model import CacheModel
 from tests.gpu.cache_setup import HIDDEN, held_by, make_banks, make_mailbox
 from tests.gpu.models import load_gpu, logits_of, prompt_of, setup, start, write
@@ -216,19 +220,22 @@ def _listed(pool: SlotPool, layer: int) -> list[int]:
     return line[at.PREFETCH_EXPERT.value :][: line[at.PREFETCH_LIST.value]]
 
 
-def test_least_is_what_the_router_has_to_give(device: str) -> None:
-    banks = make_banks(LAYERS, EXPERTS, device)
-    pool = SlotPool(banks, 30, 8, TOP_K, device)
+def test_as_many_are_listed_as_may_be(device: str) -> None:
+    """The missing ones of those that a token would be routed to, the most probable first."""
+    pool = SlotPool(make_banks(LAYERS, EXPERTS, device), 30, 8, TOP_K, device)
     chances = torch.full((EXPERTS,), 0.01)
     chances[[3, 5, 9, 11]] = torch.tensor([0.4, 0.2, 0.18, 0.1])
     logits = chances.log().to(device)[None]
-    for least, expected in ((0.15, [3, 5, 9]), (0.5, [])):
-        pool.set_prefetch(8, least)
+    for most, expected in ((8, [3, 9, 11]), (2, [3, 9]), (0, [])):
+        pool.set_prefetch(most)
         pool.tensors.table.fill_(-1)
+        pool.tensors.table[1, 5] = 29
+        pool.tensors.state[at.COPYING.value] = 0
         prefetch.choose(pool.tensors, 1, logits, TOP_K)
         assert _listed(pool, 1) == expected
-    with pytest.raises(ValueError, match="0 to 8 experts"):
-        pool.set_prefetch(9)
+    for wrong in (-1, 9):
+        with pytest.raises(ValueError, match="0 to 8 experts"):
+            pool.set_prefetch(wrong)
 
 
 @pytest.mark.parametrize("strategy", ["offload", "hybrid"])
@@ -249,15 +256,14 @@ def test_a_model_computes_the_same(strategy: Strategy, tmp_path: Path, device: s
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_a_model_starts_whose_routers_foretell_nothing(layers: int, tmp_path: Path, device: str) -> None:
+def test_a_model_starts_whose_routers_foretell_nothing(
+    layers: int, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One layer with experts, or routers in a format that is not asked early: nothing is joined that was not begun."""
     folder = write("qwen3", tmp_path / "model") if layers == 1 else write("mixtral", tmp_path / "model")
     model = load_gpu(folder, device)
     if layers == 2:
-        found = [
-            replace(layer, feed_forward=replace(layer.feed_forward, next_router=None)) for layer in model.weights.layers
-        ]
-        model.weights = replace(model.weights, layers=tuple(found))
+        monkeypatch.setattr("ftengine.models.gpu.experts.next_routers", lambda moes: {})
     model.prepare(setup("offload", slots=2, threads=1))
     (found,) = logits_of(start(model), [prompt_of(9)], 5, 4)
     assert found.isfinite().all()
@@ -272,7 +278,7 @@ def test_routers_in_f16_foretell(tmp_path: Path, device: str) -> None:
     tensors = {name: tensor.half() if "mlp.gate." in name else tensor for name, tensor in load_file(tiny_file).items()}
     save_file(tensors, tiny_file, metadata={"format": "pt"})
     model = load_gpu(folder, device)
-    assert model.weights.layers[0].feed_forward.next_router.format is F16
+    assert next_routers(model.weights.moes)[0].format is F16
     model.prepare(setup("offload", slots=6, threads=1))
     logits_of(start(model), [prompt_of(9)], 5, 4)
     assert model.experts.pool.stats().total.prefetched > 0
@@ -300,14 +306,35 @@ def test_staging_is_left_to_what_is_fetched(tmp_path: Path, device: str) -> None
 def test_the_next_router_speaks_of_this_norm(tmp_path: Path, device: str) -> None:
     """Against the formula: the next layer's router of x / rms(x) times its own norm's weights."""
     model = load_gpu(write("qwen3.5", tmp_path / "model"), device)
-    this, following = (layer.feed_forward for layer in model.weights.layers)
-    assert following.next_router is None
+    this, following = model.weights.moes
+    made = next_routers(model.weights.moes)
+    assert list(made) == [0]
     x = torch.randn(5, model.weights.hidden, dtype=torch.float64)
     even = x / x.pow(2).mean(-1, keepdim=True).sqrt()
     router = following.projection.parts[0].codes[: following.experts].cpu().double()
     expected = (even * following.norm.weight.cpu().double()) @ router.T
-    found = (even * this.norm.weight.cpu().double()) @ this.next_router.codes.cpu().double().T
+    found = (even * this.norm.weight.cpu().double()) @ made[0].codes.cpu().double().T
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3.5"])
+def test_the_plan_counts_what_is_made(kind: str, tmp_path: Path, device: str) -> None:
+    folder = write(kind, tmp_path / "model")
+    checkpoint = Checkpoint.open(folder)
+    with open_source(checkpoint) as source:
+        sizes = weight_sizes(source, checkpoint.text_config)
+    made = next_routers(load_gpu(folder, device).weights.moes)
+    assert sum(router.codes.nbytes for router in made.values()) == sizes.next_routers > 0
+
+
+@pytest.mark.parametrize("strategy", ["resident", "cpu"])
+def test_no_router_is_asked_early_where_nothing_can_be_copied(
+    strategy: Strategy, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftengine.models.gpu.experts.next_routers", lambda moes: pytest.fail("routers were made"))
+    model = load_gpu(write("qwen3.5", tmp_path / "model"), device)
+    model.prepare(setup(strategy, threads=1))
+    model.close()
 
 
 def test_how_many_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import torch
 from ftengine.core import SamplingParams
 from ftengine.kernels.triton import sampling
 from ftengine.models.base import Deferred
+from ftengine.scheduler import device_sampler
 from ftengine.scheduler.device_sampler import DeviceSampler
-from ftengine.scheduler.sampler import SamplingState, sample
+from ftengine.scheduler.sampler import SamplingState, sample, token_logprob
 from tests.scheduler.driver import Driver
 from tests.scheduler.tiny import POISON, VOCABULARY, TinyModel
 
@@ -266,6 +267,29 @@ def prompt_of(name: str) -> list[int]:
     return [1 + ord(letter) % 50 for letter in name]
 
 
-def test_warm_up_runs_every_path(device: str) -> None:
+def test_warm_up_runs_every_path(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mode, rows in order and others, with adjusted logits and logprobs, and handing tokens on."""
     values = logits(1, 11, device)
+    launched: list[tuple[int, bool, bool]] = []
+    adjusted: list[bool] = []
+    handed_on: list[int] = []
+
+    def choose_tokens(given: torch.Tensor, settings: sampling.Settings, *more, ordered: bool, others: bool) -> None:
+        launched.append((int(settings.mode[0]), ordered, others))
+        adjusted.append(given is not values)
+        sampling.choose_tokens(given, settings, *more, ordered=ordered, others=others)
+
+    def hand_on(tokens: torch.Tensor, ids: torch.Tensor) -> None:
+        sampling.hand_on(tokens, ids)
+        handed_on.append(int(ids[0]))
+
+    monkeypatch.setattr(device_sampler, "choose_tokens", choose_tokens)
+    monkeypatch.setattr(device_sampler, "hand_on", hand_on)
+    told = []
+    monkeypatch.setattr(device_sampler, "token_logprob", lambda *given: told.append(token_logprob(*given)) or told[-1])
     DeviceSampler(V, 2, values.device).warm_up(values)
+    modes = (sampling.GREEDY, sampling.PLAIN, sampling.ORDERED, sampling.WHOLE)
+    assert {mode for mode, _, _ in launched} == set(modes)
+    assert {(ordered, others) for _, ordered, others in launched} == {(True, False), (False, True)}
+    assert any(adjusted)
+    assert len(told) == len(handed_on) == 1

@@ -1,4 +1,5 @@
-"""A real server on a real GPU: it and its engine are killed in the middle of answers, and its experts lack room.
+"""A real server on a real GPU: it and its engine are killed or stopped in the middle of answers, and its experts lack
+room.
 
     python -m pytest -m slow -s tests/gpu/test_server_faults.py
     FT_TEST_ROUNDS=20 python -m pytest -m slow -s tests/gpu/test_server_faults.py -k killed
@@ -38,6 +39,7 @@ ROUNDS = int(os.environ.get("FT_TEST_ROUNDS", "5"))
 SECONDS = 5.0  # within which everything is gone
 SLACK = 6 << 30  # bytes of GPU memory: what other tests on the same GPU may take meanwhile
 KV_TOKENS = 3 << 20  # 18 GiB of keys and values: their return shows
+STOPS, STOPPED = 3, 30.0  # seconds that an engine is stopped
 PROMPTS, TOKENS, BUDGET = 500, 8, 15.0  # prompts, tokens of an answer, seconds in which one server is asked
 VOCABULARY = 8192  # the tokenizer's
 LONG = [7, 300, 4000, 12, 900]
@@ -177,6 +179,28 @@ def test_a_device_that_is_lost_in_the_middle_of_a_step(home: Path, tmp_path: Pat
             assert (health["restarts"], health["pid"]) == (restarts, server.pid)
             assert health["engine_pid"] != engine
             assert free() > held - SLACK
+
+
+@pytest.mark.parametrize(("strategy", "split"), [("hybrid", "0.5"), ("offload", "online")])
+def test_an_engine_that_is_stopped_goes_on_where_it_was(strategy: str, split: str, home: Path, tmp_path: Path) -> None:
+    """For longer than the GPU waits for a CPU that runs, in the middle of steps and of their launches."""
+    flags = (*ON_GPU, "--context", "512", "--kv-tokens", "4096", "--moe-backend", strategy, "--moe-cache-size", "5")
+    with serving(checkpoint(tmp_path / "model"), home, *flags, split=split) as (_, client):
+        expected, engine = answer(client, LONG, 400), client.get("/health").json()["engine_pid"]
+        said, stops = [], 0
+        with client.stream("POST", "/v1/completions", json=body(LONG, 400, stream=True)) as response:
+            for frame in frames(response.iter_bytes()):
+                if not isinstance(frame, Frame) or frame.data == "[DONE]":
+                    continue
+                said += [choice["text"] for choice in frame.data["choices"]]
+                if len(said) > 3 and stops < STOPS:
+                    stops += 1
+                    os.kill(engine, signal.SIGSTOP)
+                    time.sleep(STOPPED)
+                    os.kill(engine, signal.SIGCONT)
+        assert stops == STOPS
+        assert "".join(said) == expected
+        assert client.get("/health").json()["restarts"] == 0
 
 
 def answers(client: httpx.Client, prompts: list[list[int]], seconds: float) -> list[str]:

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from ftengine import wire
+from ftengine.weights.convert.convert import convert
+from ftengine.weights.convert.plan import Options
+from ftengine.weights.ftw.layout import Origin
 from tests.gpu import models
 from tests.scheduler.spawn import EngineProcess
 from tests.scheduler.tiny import TinyModel, write_checkpoint
@@ -82,3 +85,17 @@ def test_an_architecture_that_knows_no_gpu_computes_on_the_cpu(home: Path, tmp_p
         assert ready.facts["device"]["reason"] == "TinyRecurrentForTests is computed on the CPU only"
         prompt = [token % 50 for token in models.prompt_of(9)]
         assert engine.generate(prompt, 5) == TinyModel(recurrent=True).greedy(prompt, 5)
+
+
+@pytest.mark.slow
+def test_weights_that_are_read_ahead(home: Path, tmp_path: Path, device: str) -> None:
+    """From FTW, all of it read while torch is imported, as from safetensors, which are read afterwards."""
+    folder = models.write("qwen3.5", tmp_path / "source")
+    convert(folder, tmp_path / "ftw", Options(), Origin("x"))
+    settings = {"device": "interpret" if device == "cpu" else device, "moe_backend": "hybrid", "moe_cache_size": 5}
+    ready, loading, tokens, log = started(tmp_path / "ftw", **settings)
+    done = [frame.done for frame in loading]
+    assert done == sorted(done)
+    assert "read while PyTorch was imported" in log
+    assert ready.facts["moe_backend"]["value"] == "hybrid"
+    assert tokens == started(folder, **settings)[2]

@@ -13,11 +13,12 @@ pytest.importorskip("ftengine._native", reason="the decoder's CPU lane needs the
 from ftengine.config import EngineConfig, Resolved
 from ftengine.errors import ConfigError
 from ftengine.kernels.triton import tuning
-from ftengine.memory import estimate
+from ftengine.memory import estimate, plan
 from ftengine.memory.estimate import WeightSizes
 from ftengine.memory.gpu import Gpu, interpreter
 from ftengine.memory.plan import lane_threads
 from ftengine.memory.vram import Demand, plan_device
+from ftengine.scheduler import beginning as scheduler_beginning
 from ftengine.scheduler import start_gpu
 from ftengine.scheduler.beginning import Beginning
 from ftengine.scheduler.lanes import choose_lanes
@@ -76,7 +77,9 @@ def test_experts_that_the_hosts_memory_cannot_hold_are_refused_before_anything_i
 ) -> None:
     begin = beginning(folder)
     begin = dataclasses.replace(begin, weights=Unread(begin.weights))
-    monkeypatch.setattr(start_gpu, "available_memory", lambda: (begin.sizes.banks, "memory limit of the cgroup"))
+    monkeypatch.setattr(
+        scheduler_beginning, "available_memory", lambda: (begin.sizes.banks, "memory limit of the cgroup")
+    )
     banks = r"the routed experts need 0\.00 GiB of memory, but of 0\.00 GiB available \(memory limit of the cgroup\)"
     with pytest.raises(ConfigError, match=banks):
         start_on_gpu(begin, card(20 * GIB), Resolved("cuda", "found"))
@@ -143,7 +146,28 @@ def test_offload_needs_pinned_memory(folder: Path, tmp_path: Path) -> None:
 def test_threads_of_the_cpus_lane() -> None:
     assert lane_threads(EngineConfig("x", moe_cpu_threads=3, threads=5)) == Resolved(3, "asked for")
     assert lane_threads(EngineConfig("x", threads=5)) == Resolved(5, "as many as threads")
-    assert lane_threads(EngineConfig("x")).value >= 1
+
+
+@pytest.mark.parametrize(
+    ("cpus", "quota", "threads", "reason"),
+    [
+        (1, None, 1, "CPUs this process may use, less one"),
+        (4, None, 3, "CPUs this process may use, less one"),
+        (7, None, 6, "CPUs this process may use, less one"),
+        (8, None, 6, "CPUs this process may use, less two"),
+        (16, None, 14, "CPUs this process may use, less two"),
+        (64, 4, 3, "CPU limit of the cgroup, less one"),
+        (64, 12, 10, "CPU limit of the cgroup, less two"),
+        (4, 64, 3, "CPUs this process may use, less one"),
+    ],
+)
+def test_some_cpus_are_left_to_the_threads_that_feed_the_lane(
+    cpus: int, quota: int | None, threads: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that the process has: with all of a quota the lane, which spins, would stop the launching thread."""
+    monkeypatch.setattr(plan, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(plan, "cgroup_cpus", lambda: quota)
+    assert lane_threads(EngineConfig("x")) == Resolved(threads, reason)
 
 
 def test_prompts_that_warm_up_leave_nothing_behind() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -156,3 +159,45 @@ def test_bad_arguments_are_refused(change: dict, error: type[Exception], text: s
     }  # fmt: skip
     with pytest.raises(error, match=text):
         _native.experts_packed(**(arguments | change))
+
+
+STARVED = """
+import resource, threading
+import psutil, torch
+from ftengine import _native
+from ftengine.formats.format import BF16, ExpertLayout
+
+def run(tokens, top_k, hidden, intermediate, threads):
+    layout, out = ExpertLayout(hidden, intermediate, BF16, BF16), torch.zeros(tokens, hidden)
+    blocks = torch.ones(layout.block_bytes // 2, dtype=torch.bfloat16).view(torch.uint8).view(1, -1)
+    x, ids = torch.full((tokens, hidden), 1e-3), torch.zeros(tokens, top_k, dtype=torch.int32)
+    _native.experts_packed(
+        x, ids, torch.ones(tokens, top_k), blocks, hidden, intermediate, BF16.number, BF16.number, layout.bias, False,
+        0.0, 0.0, out, threads,
+    )
+    return out
+
+def another():
+    assert all(torch.equal(run(16, 1, 2048, 512, 2), expected) for _ in range(3))
+    print("as usual")
+
+run(1, 1, 32, 64, 2)
+expected = run(16, 1, 2048, 512, 1)
+held = psutil.Process().memory_info().vms
+resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 30), resource.RLIM_INFINITY))
+try:
+    run(4096, 8, 32, 1 << 16, 2)
+except MemoryError:
+    print("refused")
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+thread = threading.Thread(target=another, daemon=True)
+thread.start()
+thread.join(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the address space is limited")
+def test_without_memory_for_the_routes_it_is_refused_and_the_next_call_is_as_usual() -> None:
+    """8 GiB of activations where one GiB is left, in a process of its own: threads that wait for ever would stay."""
+    done = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout.strip()) == (0, "refused\nas usual"), done.stderr

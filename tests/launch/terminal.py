@@ -57,7 +57,7 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
-    def expect(self, pattern: str, patience: float = 30.0) -> str:
+    def expect(self, pattern: str, patience: float = 60.0) -> str:
         """Read until the pattern has come; what was read up to its end is taken away and returned."""
         deadline = time.monotonic() + patience
         while True:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ftlaunch.launch import dry
+from ftlaunch.launch.request import LaunchRequest
 from tests.launch.place import AGENTS, Place, tree
 from tests.support.serving import FT, SCRIPTED_CHECKPOINT, RunningServer
 
@@ -84,6 +86,23 @@ def test_refuses_what_a_launch_refuses(arguments: tuple[str, ...], said: str, pl
     done = place.run("launch", "claude", "--dry-run", *arguments)
     assert done.returncode == 1
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpu", "found", "shown"), [(True, 262_144, 32_768), (False, 262_144, 131_072), (False, 4096, 4096)]
+)
+def test_the_context_that_is_shown_is_what_a_server_takes_by_default(
+    gpu: bool, found: int, shown: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what the model was made for; with a GPU, as docs/gpu.md says."""
+    monkeypatch.setattr(dry, "may_be_there", lambda: gpu)
+    monkeypatch.setattr(dry, "context_on_disk", lambda model: found)
+    notes: list[str] = []
+    request = LaunchRequest("claude", tmp_path, {})
+    assert dry._future(str(SCRIPTED_CHECKPOINT), request, notes).context_window == shown
+    assert notes[-1] == f"The server decides on its context when it starts; {shown:,} tokens are shown"
+    asked = LaunchRequest("claude", tmp_path, {}, context=50_000)
+    assert dry._future(str(SCRIPTED_CHECKPOINT), asked, notes).context_window == 50_000
 
 
 def test_a_removed_working_directory_is_said(place: Place, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_one_openclaw_at_a_time(place: Place, server: RunningServer) -> None:
     assert second.returncode == 1
     assert "one at a time" in second.stderr
     place.report.with_suffix(".go").touch()
-    assert first.communicate(timeout=30) is not None
+    assert first.communicate(timeout=60) is not None
     assert first.returncode == 0
     assert place.run("launch", "openclaw", "--server", server.url).returncode == 0
 

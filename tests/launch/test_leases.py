@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,16 +29,24 @@ def waiting(place: Place, name: str) -> tuple[subprocess.Popen[str], Path]:
     return place.start(*LAUNCH, DOUBLE_DOES="wait", DOUBLE_REPORT=str(report)), report
 
 
+def facts(place: Place, process: subprocess.Popen[str], report: Path) -> dict[str, Any]:
+    """What the agent was given; at once what the launch said, if it ended without one."""
+    until(lambda: report.exists() or process.poll() is not None, f"{report} appears")
+    assert report.exists(), process.communicate()
+    return place.seen(report)
+
+
 def end(process: subprocess.Popen[str], report: Path) -> None:
     report.with_suffix(".go").touch()
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
 
 
 def test_two_launches_share_one_server_and_the_last_one_stops_it(place: Place) -> None:
     first, first_report = waiting(place, "first")
     second, second_report = waiting(place, "second")
-    addresses = {place.seen(report)["environment"]["ANTHROPIC_BASE_URL"] for report in (first_report, second_report)}
+    seen = [facts(place, *launch) for launch in ((first, first_report), (second, second_report))]
+    addresses = {each["environment"]["ANTHROPIC_BASE_URL"] for each in seen}
     assert len(addresses) == 1
     [server] = place.servers()
     assert (server["url"], server["launches"]) == (addresses.pop(), 2)
@@ -45,8 +54,8 @@ def test_two_launches_share_one_server_and_the_last_one_stops_it(place: Place) -
     end(first, first_report)
     until(lambda: [s["launches"] for s in place.servers()] == [1], "the first launch leaves")
     end(second, second_report)
-    until(lambda: place.servers() == [], "the server ends with the last launch", 15)
-    until(lambda: not is_alive(server["pid"]), "its process too", 15)
+    until(lambda: place.servers() == [], "the server ends with the last launch")
+    until(lambda: not is_alive(server["pid"]), "its process too")
 
 
 def test_server_outlives_neither_a_killed_launch_nor_its_agent(place: Place) -> None:
@@ -54,9 +63,9 @@ def test_server_outlives_neither_a_killed_launch_nor_its_agent(place: Place) -> 
     seen = place.seen(report)
     [server] = place.servers()
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
-    until(lambda: place.servers() == [], "the server ends by itself", 15)
-    until(lambda: not is_alive(server["pid"]), "its process too", 15)
+    process.communicate(timeout=60)
+    until(lambda: place.servers() == [], "the server ends by itself")
+    until(lambda: not is_alive(server["pid"]), "its process too")
     assert not is_alive(seen["pid"])
 
 
@@ -65,11 +74,11 @@ def test_interrupted_while_the_server_starts(place: Place) -> None:
     until(lambda: place.servers() != [], "a server starts")
     [server] = place.servers()
     os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=15)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     assert not place.report.exists()
-    until(lambda: place.servers() == [] and not is_alive(server["pid"]), "the server ends", 15)
+    until(lambda: place.servers() == [] and not is_alive(server["pid"]), "the server ends")
 
 
 def check_budgets(place: Place, port: str) -> None:

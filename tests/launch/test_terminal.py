@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
+import subprocess
 import sys
 import termios
 from collections.abc import Iterator
 
 import pytest
 
+from ftlaunch.launch import child
 from tests.launch.place import Place, is_alive, until
 from tests.launch.terminal import Terminal
 
@@ -44,6 +47,24 @@ def test_same_terminal_and_foreground_group(place: Place, terminal: Terminal) ->
     assert seen["size"] == [100, 30]
     assert seen["group"] != os.getpgrp()
     assert seen["ignored"] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_between_fork_and_exec_nothing_is_imported() -> None:
+    """A thread of ft may have held the import lock at the fork: nobody would release it in the child."""
+    first = child._ends_with_us()
+
+    def import_nothing(*args: object) -> None:
+        raise AssertionError("an import after the fork")
+
+    def in_child() -> None:
+        builtins.__import__ = import_nothing  # type: ignore[assignment]
+        first()
+
+    code = "import ctypes; found = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(found)); print(found.value)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, preexec_fn=in_child)
+    told, _ = process.communicate(timeout=60)
+    assert int(told) == signal.SIGTERM  # PR_GET_PDEATHSIG
 
 
 def test_interrupt_keys_are_the_agents(place: Place, terminal: Terminal) -> None:
@@ -99,6 +120,16 @@ def test_agent_that_stops_itself(place: Place, terminal: Terminal) -> None:
     terminal.expect("ready> ")
     terminal.type("fg; echo after=$?\n")
     terminal.expect("after=3")
+
+
+def test_ft_alone_is_woken_and_wakes_the_agent_that_stopped_itself(place: Place, terminal: Terminal) -> None:
+    """As a job manager does, or `kill -CONT`; `fg` wakes the whole group."""
+    run(terminal, "stop")
+    terminal.expect("Stopped")
+    terminal.expect("ready> ")
+    seen = place.seen()
+    os.kill(seen["parent"], signal.SIGCONT)
+    until(lambda: not is_alive(seen["pid"]), "the agent goes on to its end")
 
 
 def test_terminal_modes_survive_a_killed_agent(place: Place, terminal: Terminal) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from ftlaunch.machine import cpu
+from ftlaunch.machine.computing import Computing
 
 FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq"
 BASE = {
@@ -94,7 +96,7 @@ def test_a_system_that_tells_nothing(tree) -> None:
     system = tree({})
     assert cpu.clock(system).value == "not told by the system"
     assert cpu.processor(system).data["cores"] >= 1
-    assert cpu.load(system).id == "cpu.load"
+    assert cpu.load(system, Computing()).data["average"] is not None or os.name != "posix"
 
 
 def test_cores_are_counted_once(tree) -> None:
@@ -123,6 +125,16 @@ def test_a_forced_version_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cpu.instructions().verdict == "bad"
 
 
-def test_load(tree) -> None:
-    assert cpu.load(tree({"proc/loadavg": "0.00 0.01 0.05 1/100 9\n"})).verdict == "ok"
-    assert cpu.load(tree({"proc/loadavg": "9999.0 0.01 0.05 1/100 9\n"})).verdict == "note"
+def test_load_is_what_computes_now(tree) -> None:
+    """Whatever the average of the last minute is; by the CPUs that it takes."""
+    system = tree({"proc/loadavg": "9999.0 0.01 0.05 1/100 9\n"})
+    rests = Computing(others=0.9, own=3.0, servers={"demo": 0.5}, programs={"sshd": 0.9}, cpus=4)
+    found = cpu.load(system, rests)
+    assert (found.verdict, found.value) == ("ok", "others take 0.9 of 4 CPUs now: sshd 0.9")
+    assert (found.data["average"], found.data["others"], found.data["servers"]) == (9999.0, 0.9, {"demo": 0.5})
+    found = cpu.load(system, replace(rests, others=1.0))
+    assert (found.verdict, found.mend) == ("note", "end them; top shows more")
+    assert found.cost.startswith("other programs compute: ")
+    found = cpu.load(system, replace(rests, servers={"demo": 1.5, "idle": 0.1}))
+    assert found.value == "others take 0.9 of 4 CPUs now: sshd 0.9; ft's server of demo takes 1.5"
+    assert (found.verdict, found.cost) == ("note", "a server of ft computes: what is measured here is slower")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftlaunch.machine import gpu_link
+from ftlaunch.machine import gpu_link, pci
 from ftlaunch.machine.probe import Asked
 from tests.experts.banks import bank
 from tests.support import pinned_copy
@@ -60,6 +60,23 @@ def test_rates_are_bytes_by_time() -> None:
     assert lanes.data["together_bytes_per_second"] == pytest.approx(100e9 + 150e9)
     assert lanes.data["ratio"] == pytest.approx(120 / 250)
     assert "15 threads" in lanes.value
+
+
+@pytest.mark.parametrize(
+    ("link", "share", "verdict", "said"),
+    [
+        ((4, 16, 4, 16, 4), 0.71, "ok", ""),
+        ((4, 16, 4, 16, 4), 0.69, "warn", "69% of what that link carries"),
+        ((1, 16, 4, 16, 4), 0.71, "warn", "the link stays at generation 1 under load"),
+        ((3, 16, 4, 16, 3), 0.71, "ok", ""),  # the slot knows no more
+    ],
+)
+def test_what_a_slow_copy_tells(link: tuple[int, int, int, int, int], share: float, verdict: str, said: str) -> None:
+    """Generation and width while it is copied, the card's most, and the slot's generation."""
+    seen = pci.Link(*link)
+    found = gpu_link.judged(share * seen.best, seen)
+    assert found.verdict == verdict
+    assert said in found.cost
 
 
 def test_nothing_is_measured_without_a_gpu() -> None:

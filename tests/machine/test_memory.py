@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ftlaunch.machine import limits, memory
+from ftengine.memory.machine import ADDRESS_LIMIT
+from ftlaunch.machine import limits, memory, model
+from ftlaunch.machine.fit import Fit
+from ftlaunch.machine.probe import Asked
 
 MEMINFO = """MemTotal:       {total} kB
 MemFree:         1000000 kB
@@ -111,5 +114,13 @@ def test_limits_of_the_process(tree, monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.files().verdict == "warn"
     assert limits.addresses(tree({"proc/sys/vm/overcommit_memory": "0\n"})).verdict == "ok"
     assert limits.addresses(tree({"proc/sys/vm/overcommit_memory": "2\n"})).verdict == "note"
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 30, 1 << 30))
-    assert limits.addresses(tree({})).verdict == "warn"
+    for size, verdict in ((1 << 29, "bad"), (limits.ADDRESSES, "bad"), (1 << 36, "warn")):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, size=size: (size, size))
+        assert limits.addresses(tree({})).verdict == verdict
+
+
+def test_a_model_has_what_the_engine_leaves_of_an_address_limit() -> None:
+    room = model.room_of(Asked(model="m", known={"limits.addresses": {"bytes": limits.ADDRESSES + (1 << 20)}}))
+    assert (room.memory, room.bound) == (1 << 20, ADDRESS_LIMIT)
+    found = model.memory(room, Fit("cpu", reason="too large", next_step="ft list"))
+    assert (found.verdict, found.mend) == ("bad", limits.UNLIMITED)

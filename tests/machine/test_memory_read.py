@@ -10,6 +10,7 @@ import pytest
 
 from ftengine.kernels import native
 from ftlaunch.machine import memory_read
+from ftlaunch.machine.computing import Computing, Watch
 from ftlaunch.machine.modules import UDEV
 from tests.machine.boards import DUAL, udev
 
@@ -57,12 +58,27 @@ def test_memory_that_is_slow_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(buffer[:: 1 << 20]) == {1}
 
 
+class Seen(Watch):
+    """As if so much had been computed meanwhile."""
+
+    def __init__(self, **computed) -> None:
+        self.computed = Computing(**computed)
+
+    def seen(self, least: float = 0.0) -> Computing:
+        return self.computed
+
+
 def test_others_compute_meanwhile(tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_read, "bandwidth", lambda buffer, threads: 30e9)
-    assert memory_read.read(tree({}), 256 << 20, "of a test", busy=False).verdict == "ok"
-    found = memory_read.read(tree({}), 256 << 20, "of a test", busy=True)
+    assert memory_read.read(tree({}), 256 << 20, "of a test", watch=Seen()).verdict == "ok"
+    found = memory_read.read(
+        tree({}), 256 << 20, "of a test", watch=Seen(others=1.5, cpus=2, programs={"cc1plus": 1.5})
+    )
     assert found.verdict == "note"
-    assert "meanwhile" in found.cost
+    assert found.cost == "computed meanwhile: other programs with 1.5 of 2 CPUs (cc1plus); it may be more"
+    found = memory_read.read(tree({}), 256 << 20, "of a test", watch=Seen(servers={"demo": 1.5}, cpus=2))
+    assert found.cost == "computed meanwhile: ft's server of demo with 1.5; it may be more"
+    assert found.mend == "wait until it has answered, and run it again"
 
 
 def test_too_little_room(tree) -> None:

@@ -117,5 +117,5 @@ def test_flags_have_records_of_their_own(demo_model: Path, ft_home: Path, capsys
     interrupted(process)
     assert process.wait(10) == 0
     assert speed(capsys, demo_model)["served"] is not None
-    other = native.granted_threads() + 1
-    assert speed(capsys, demo_model, "--flags", f"--threads {other}")["served"] is None
+    if native.granted_threads() > 1:
+        assert speed(capsys, demo_model, "--flags", "--threads 1")["served"] is None

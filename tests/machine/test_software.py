@@ -13,6 +13,7 @@ import pytest
 from ftlaunch.machine import agents, server, software, store
 from ftproviders import binaries
 from ftproviders.registry import PROVIDERS
+from tests.support.ports import free_port
 
 
 def test_torch_is_told_without_being_imported() -> None:
@@ -106,7 +107,7 @@ def test_a_node_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 def test_the_port(ft_home: Path) -> None:
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", free_port()))  # none that a system gives to others as soon as it is free
         other.listen()
         number = other.getsockname()[1]
         held = server.port(number, set())

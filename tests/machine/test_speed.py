@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 from ftengine.config import EngineConfig
 from ftengine.experts.split import LaneCosts
 from ftengine.kernels import native
+from ftengine.memory.plan import resolve_dtype
 from ftengine.models.gpu.strategy import FORETOLD, Choice, Lanes, missing_experts
 from ftlaunch.cli import main
 from ftlaunch.cli.fit import _explain
-from ftlaunch.cli.output import Output
+from ftlaunch.cli.output import Output, value
 from ftlaunch.machine import bundled, catalogue, hits, lanes, memory_read, model, predict
 from ftlaunch.machine.fit import Fit, Model, Room, fit, read
 from ftlaunch.machine.probe import Asked
@@ -337,12 +339,19 @@ def test_explained(demo_model: Path, ft_home: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     for term in data["decode_terms"]:
         assert f"{term['name']}\t{term['formula']}" in out
+    for term in [*data["decode_terms"], *data["prompt_terms"]]:
+        for symbol in re.findall("[A-Za-z_]+", term["formula"]):
+            assert re.search(rf"^{symbol}\t\S", out, re.MULTILINE), f"{symbol} is not explained"
+        for symbol, text in term["legend"]:
+            assert len(value(symbol, text).splitlines()) == 1, "a screen has 80 columns"
+    assert "docs/fit.md" in out.splitlines()[-1]
+    assert "layers\tL * tau\t-\t-\t" in out
     assert not ft_home.exists(), "a look keeps nothing"
     assert main(["show", str(demo_model), "--explain"]) == 2
 
 
 FLAGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"device": "cpu", "threads": 3}, {"device": "cpu", "strategy": None, "slots": None, "threads": 3}),
+    ({"device": "cpu", "threads": 1}, {"device": "cpu", "strategy": None, "slots": None, "threads": 1}),
     ({"moe_backend": "cpu", "moe_cpu_threads": 2}, {"device": "cuda", "strategy": "cpu", "slots": 0.0, "threads": 2}),
     (
         {"moe_backend": "hybrid", "moe_cache_rate": 0.25, "moe_cpu_threads": 2},
@@ -376,17 +385,50 @@ def test_as_ft_serve_with_flags(
     }
     config = EngineConfig(str(demo_model), **changes).to_json()
     found = {each.id: each for each in model.probe(Asked(model=str(demo_model), config=config, known=known))}
-    assert found["model.speed"].data["prediction"]["setting"] == setting
+    dtype = "float32" if resolve_dtype("auto", device=setting["device"]).value == "float32" else None
+    assert found["model.speed"].data["prediction"]["setting"] == {**setting, "dtype": dtype}
     rates = found["model.speed"].data["tokens_per_second"]
     assert 0 < rates["low"] <= rates["likely"] <= rates["high"]
     ahead = setting["strategy"] in ("hybrid", "offload")
     assert found["model.speed"].data["foretold"]["likely"] == (FORETOLD[1] if ahead else 0.0)
     _explain(Output(), list(found.values()))
     told = capsys.readouterr().out
+    legend = {line.partition("\t")[0] for line in told.splitlines()}
+    for term in (*found["model.speed"].data["decode_terms"], *found["model.speed"].data["prompt_terms"]):
+        assert set(re.findall("[A-Za-z_]+", term["formula"])) <= legend
     assert [line for line in told.splitlines() if "60% stated" in line] == [
         f"missing experts: {term['words']}" for term in found["model.speed"].data["decode_terms"] if term["words"]
     ]
     assert ("60% stated" in told) == ahead
+
+
+def test_float32_has_a_prediction_of_its_own(demo_model: Path, ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU: keys and values are twice as long, and the instructions for bfloat16 are of no use; by the formula
+    and the rates of docs/fit.md. On a GPU nothing is told, as nothing was measured.
+    """
+    monkeypatch.delenv("FT_ISA", raising=False)
+    monkeypatch.setattr(memory_read, "short", lambda threads=None: 4e10)
+    monkeypatch.setattr(native, "kernel_choice", lambda: ("avx512_bf16", "as in a test"))
+    asked = {dtype: EngineConfig(str(demo_model), device="cpu", dtype=dtype) for dtype in ("bfloat16", "float32")}
+    found, memory = {}, {}
+    for dtype, config in asked.items():
+        told = {each.id: each for each in model.probe(Asked(model=str(demo_model), config=config.to_json()))}
+        found[dtype], memory[dtype] = told["model.speed"].data, told["model.memory"].data["needed"]
+    half, whole = found["bfloat16"], found["float32"]
+    assert (half["prediction"]["setting"]["dtype"], whole["prediction"]["setting"]["dtype"]) == (None, "float32")
+    token = read(demo_model).demand.token
+    terms = [{term["name"]: term for term in each["decode_terms"]}["dense weights, state"] for each in (half, whole)]
+    assert terms[1]["bytes"] - terms[0]["bytes"] == 512 * token
+    assert memory["float32"] - memory["bfloat16"] == 8192 * token
+    computing = [each["prompt_terms"][0]["ms"]["likely"] for each in (half, whole)]
+    assert computing[1] / computing[0] == pytest.approx(95 / 45)
+    known = {
+        "gpu.use": {"usable": True, "name": "Fake 4090", "free": 7 * GIB},
+        "gpu.device": {"memory_bytes_per_second": 1e12},
+    }
+    config = EngineConfig(str(demo_model), dtype="float32").to_json()
+    told = {each.id: each for each in model.probe(Asked(model=str(demo_model), config=config, known=known))}
+    assert told["model.speed"].value == "not predicted: with --dtype float32 nothing was measured on a GPU"
 
 
 def test_no_weights_are_read(demo_model: Path, tmp_path: Path) -> None:
@@ -434,9 +476,10 @@ def test_what_is_served_on_this_cpu(which: str, demo_model: Path) -> None:
     from ftengine.bench.whole_model import measure
     from ftengine.formats.format import NVFP4
     from ftengine.memory import estimate
+    from ftengine.memory.vram import Demand
     from ftengine.models.base import ModelOptions, load
     from ftengine.weights.checkpoint import Checkpoint
-    from ftlaunch.machine.fit import demand_of, described
+    from ftlaunch.machine.fit import described
 
     torch.set_num_threads(native.granted_threads())
     if which == "demo":
@@ -444,7 +487,7 @@ def test_what_is_served_on_this_cpu(which: str, demo_model: Path) -> None:
     else:
         config = {**QWEN36, "num_hidden_layers": 8}
         source = SyntheticSource(config, NVFP4)
-        demand = demand_of(estimate.weight_sizes(source, config), config, "bfloat16", 4096)
+        demand = Demand.of(estimate.weight_sizes(source, config), config, "bfloat16", 4096)
         facts = described(Path(which), "Qwen3_5MoeForConditionalGeneration", source, config, demand)
         loaded = synthetic_model(8, "bfloat16", NVFP4)
     buffer, seen = memory_read.filled(512 << 20, 256 << 20), []

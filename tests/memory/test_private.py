@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftengine.private import private_folder
+from ftengine.private import owner_writes, private_folder
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o377])
@@ -33,6 +33,21 @@ def test_every_folder_that_is_made_is_the_users_own(umask: int, tmp_path: Path) 
     assert [mode(path) for path in (made, made.parent, made.parent.parent)] == [0o700] * 3
     assert (mode(there), mode(tmp_path)) == (0o755, 0o751), "what was there stays as it is"
     assert private_folder(made) == made
+
+
+def test_others_do_not_write_to_what_is_made_meanwhile(umask: int, tmp_path: Path) -> None:
+    """And read what the umask lets them; afterwards it is what it was, also after an exception."""
+
+    def fail() -> None:
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "file").touch()
+        raise KeyError
+
+    with pytest.raises(KeyError), owner_writes():
+        fail()
+    assert mode(tmp_path / "folder") == 0o755 & ~umask
+    assert mode(tmp_path / "file") == 0o644 & ~umask
+    assert os.umask(umask) == umask
 
 
 def test_a_file_or_a_dead_link_in_the_way_is_an_error(tmp_path: Path) -> None:

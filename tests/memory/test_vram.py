@@ -56,6 +56,20 @@ def test_everything_in_order_and_the_rest_for_experts() -> None:
     assert sum(made.parts(model()).values()) == made.used
 
 
+def test_what_foretells_experts_is_taken_from_slots() -> None:
+    """Of the same memory 24 MiB: 1.5 blocks. Nothing where every expert has a slot, or none has."""
+    demand = model(weights=dataclasses.replace(model().weights, next_routers=24 * MIB))
+    made = plan(demand, 4 * GIB + 512 * MIB)
+    assert (made.staging.value, made.slots.value, made.next_routers) == (32, 158, 24 * MIB)
+    assert made.parts(demand)["next routers"] == 24 * MIB
+    assert sum(made.parts(demand).values()) == made.used == made.budget.value - 8 * MIB
+    everything, nothing = plan(demand, 8 * GIB), plan(demand, 4 * GIB + 512 * MIB, moe_backend="cpu")
+    assert (everything.resident, everything.next_routers) == (True, 0)
+    assert (nothing.slots.value, nothing.next_routers) == (0, 0)
+    assert plan(demand, 2 * GIB + 16 * MIB, max_running_requests=1).slots.value == 0
+    assert plan(demand, 2 * GIB + 16 * MIB, max_running_requests=1).next_routers == 0
+
+
 def test_what_a_smaller_context_would_buy_is_said() -> None:
     """Half of 32768 tokens is 256 MiB: 16 blocks."""
     (note,) = plan(model(), 4 * GIB + 512 * MIB).notes
@@ -227,6 +241,7 @@ demands = st.builds(
             block=st.integers(1, 64).map(lambda pages: pages * 65536),
             experts=st.integers(1, 300),
             layers=st.integers(1, 60),
+            next_routers=st.integers(0, 100 * MIB),
         ),
     ),
     workspace=st.integers(0, GIB),

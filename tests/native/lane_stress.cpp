@@ -104,9 +104,11 @@ struct Place {
         for (float &share : shares) share = number();
         for (float &value : rows) value = number();
         std::vector<float> expected(size_t(tokens * HIDDEN));
+        const ft::ExpertBank &bank = banks[size_t(layer)];
+        ft::SortedRoutes routes;
+        routes.sort(bank, {ft::Activation::f32, rows.data(), HIDDEN}, tokens, TOP_K, ids.data(), shares.data());
         ft::run_team(1, [&](ft::Team &team) {
-            ft::experts(team, KERNELS, banks[size_t(layer)], {ft::Activation::f32, rows.data(), HIDDEN},
-                        tokens, TOP_K, ids.data(), shares.data(), expected.data(), HIDDEN);
+            ft::run_experts(team, KERNELS, bank, routes, expected.data(), HIDDEN, false);
         });
         require(lane.request(layer, tokens, LIMIT) >= 0, "no reply");
         require(std::memcmp(expected.data(), out.data(), expected.size() * sizeof(float)) == 0, "a reply is wrong");

@@ -87,7 +87,7 @@ def kill(server: RunningServer) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

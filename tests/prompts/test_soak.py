@@ -125,14 +125,14 @@ def soak(loaded: Loaded, cache_dir: Path, count: int) -> None:
     assert all(sizes.failures == 0 for sizes in told.values())
     assert grown < MOST_GROWTH
     until(lambda: prompt_threads() <= threads, "the tiers' threads live on")
-    assert open_files() == files
+    assert open_files() <= files  # what other tests left may go meanwhile
 
 
 def prompt_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("prompts")}
 
 
-def until(condition: Callable[[], bool], otherwise: str, seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], otherwise: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, otherwise

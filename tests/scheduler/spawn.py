@@ -25,7 +25,8 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self.socket.settimeout(60)
-        path = os.pathsep.join(filter(None, [str(ROOT / "engine"), str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        # The tests' own modules, and ftengine from where this process has it: its sources lack the built library.
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         text = json or EngineConfig(str(model_dir), **{"threads": 1, **config}).to_json()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ftengine.process", "--fd", str(theirs.fileno()), "--config", text],

@@ -13,9 +13,11 @@ def test_steps_settle_just_under_the_time_they_may_take(per_token: float, fixed:
     budget = PrefillBudget(largest=2048, page_size=16, seconds=0.8)
     seconds = []
     for _ in range(40):
-        seconds.append(fixed + per_token * budget.tokens)
-        budget.measured(budget.tokens, seconds[-1])
+        tokens = budget.tokens
+        seconds.append(fixed + per_token * tokens)
+        budget.measured(tokens, seconds[-1])
         assert budget.tokens % 16 == 0
+        assert budget.tokens <= 2 * tokens, "the next chunk may cost more a token than this one"
     least = fixed + per_token * 16
     assert max(seconds[10:]) <= max(0.8, least) * 1.1
     assert seconds[-1] >= min(0.8, fixed + per_token * 2048) * 0.6 or budget.tokens == 16
@@ -72,6 +74,18 @@ def test_a_large_fixed_part_does_not_shrink_chunks_to_nothing(fixed: float) -> N
         budget.measured(tokens[-1], seconds[-1])
     assert max(seconds[5:]) <= 0.8 * 4
     assert sum(tokens[5:]) / sum(seconds[5:]) >= 0.5 / per_token  # at least half the speed of endless chunks
+
+
+def test_no_fixed_part_makes_steps_longer_than_four_times_what_was_asked_for() -> None:
+    """Most of each step is the fixed part then, and chunks are smaller than would be worthwhile."""
+    budget, per_token, seconds = PrefillBudget(2048, 16, 0.8), 0.01, []
+    for _ in range(10):
+        budget.measured(budget.tokens, 2e-3 * budget.tokens)
+    for _ in range(30):
+        seconds.append(2.0 + per_token * budget.tokens)
+        budget.measured(budget.tokens, seconds[-1])
+    assert max(seconds[5:]) <= 0.8 * 4
+    assert min(seconds[5:]) >= 0.8 * 3
 
 
 def test_it_recovers_when_the_cores_are_free_again() -> None:

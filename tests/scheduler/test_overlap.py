@@ -97,8 +97,8 @@ def test_batched_preempted_and_reused_as_alone(recurrent: bool) -> None:
 
 
 @BOTH
-def test_cancelled_while_a_step_computes(recurrent: bool) -> None:
-    """It ends with that step, whose state and pages are then whole: the next request reuses them."""
+def test_cancelled_between_two_steps(recurrent: bool) -> None:
+    """State and pages are whole then: the next request reuses them. The loop hears of it at no other time."""
     model = LaunchingModel(recurrent=recurrent)
     driver = Driver(model, page_size=4)
     driver.submit("gone", prompt(6), 50)
@@ -108,9 +108,11 @@ def test_cancelled_while_a_step_computes(recurrent: bool) -> None:
         driver.step()
     engine = driver.engine
     engine.begin()
-    assert engine.cancel("gone") == []
-    assert engine.cancel("gone") == []
+    with pytest.raises(AssertionError, match="while a step computes"):
+        engine.cancel("gone")
     driver._take(engine.finish())
+    driver.cancel("gone")
+    driver.cancel("gone")
     gone = driver.results["gone"]
     assert gone.finish is FinishReason.CANCELLED
     assert engine.stats()["requests"]["cancelled"] == 1
@@ -120,18 +122,6 @@ def test_cancelled_while_a_step_computes(recurrent: bool) -> None:
     assert driver.one(turn, 6).tokens == model.greedy(turn, 6)
 
 
-def test_cancelled_in_the_step_that_ends_it() -> None:
-    """The answer's own end counts."""
-    driver = Driver(LaunchingModel(recurrent=False))
-    driver.submit("a", prompt(5), 1)
-    driver._take(driver.engine.admit())
-    driver.engine.begin()
-    driver.cancel("a")
-    driver._take(driver.engine.finish())
-    assert driver.results["a"].finish is FinishReason.LENGTH
-    driver.run()
-
-
 @pytest.mark.parametrize("where", ["launch_error", "collect_error"])
 def test_a_step_that_fails_takes_only_its_requests_along(where: str) -> None:
     model = LaunchingModel(recurrent=True)
@@ -139,10 +129,7 @@ def test_a_step_that_fails_takes_only_its_requests_along(where: str) -> None:
     driver.submit("bad", prompt(5), 5)
     driver.submit("waits", prompt(6), 5)
     setattr(model, where, ValueError("what for?"))
-    driver._take(driver.engine.admit())
-    driver.engine.begin()
-    driver.cancel("bad")
-    driver._take(driver.engine.finish())
+    driver.step()
     assert "ValueError: what for?" in (driver.results["bad"].error or "")
     assert driver.engine.lost is None
     setattr(model, where, None)

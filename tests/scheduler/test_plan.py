@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -220,8 +222,26 @@ def test_settings_that_contradict_each_other(values: dict, says: str) -> None:
 
 
 def test_threads_are_those_of_the_affinity_unless_asked_for() -> None:
-    assert resolve_threads(3) == Resolved(3, "asked for")
+    cpus = machine.usable_cpus()
+    assert resolve_threads(cpus) == Resolved(cpus, "asked for")
+    assert resolve_threads(4096) == Resolved(min(4096, cpus), "4096 asked for, CPUs this process may use")
     assert 1 <= resolve_threads(None).value <= machine.usable_cpus()
+
+
+def test_an_address_limit_bounds_the_memory_and_is_named() -> None:
+    """`ulimit -v`, in a process of its own; what it has mapped already is not there any more."""
+    limit = 1 << 30
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); "
+        "from ftengine.memory.machine import available_memory; print(*available_memory(), sep=';')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    size, bound = ended.stdout.strip().split(";")
+    assert bound == machine.ADDRESS_LIMIT
+    assert 0 < int(size) < limit
+    with pytest.raises(ConfigError) as caught:
+        check_memory(config(), 2 * limit, 1000, int(size), bound)
+    assert caught.value.next_step == "ulimit -v unlimited"
 
 
 def _write(root: Path, **files: str) -> None:

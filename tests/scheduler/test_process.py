@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -195,3 +196,12 @@ def test_a_package_that_is_missing() -> None:
     missing = ModuleNotFoundError("No module named 'torch'", name="torch")
     expected = wire.Fatal("the engine could not start: the Python package torch is missing", "ft doctor")
     assert process.describe(missing) == expected
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ImportError("libtorch_cpu.so: failed to map segment from shared object")]
+)
+def test_the_limit_of_addresses_is_named_where_there_is_one(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, step in ((resource.RLIM_INFINITY, "ft serve --context 8192"), (1 << 31, "ulimit -v unlimited")):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        assert process.describe(error).next_step == step

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ftengine.api.answer import Usage
+from ftengine.api.calls import reuse_text
 from ftengine.cache.reuse import Admission, ReuseCounts
-from ftengine.core import Reused
-from ftengine.scheduler.prompt_stats import ENOUGH, LONG, Fruitlessness, describe
+from ftengine.core import BoundaryKind, Reused
+from ftengine.scheduler.prompt_stats import ENOUGH, LONG, Fruitlessness, describe, prompt_stats
+from tests.cache.plain import make_cache
 
 
 class Log:
@@ -59,3 +62,20 @@ def test_tokens_by_tier_since() -> None:
     assert describe({"device": 500, "disk": 20}, {"device": 100, "disk": 20}) == "400 from device"
     assert describe({"device": 500, "disk": 20}, {}) == "500 from device, 20 from disk"
     assert describe({"device": 500}, {"device": 500}) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("reused", "changed", "new_from"),
+    [
+        (Reused(1963, "disk", BoundaryKind.PROMPT_END, changed=0), 0, 1963),  # of a server before: no session knows it
+        (Reused(1963, "device", BoundaryKind.LAST_USER, changed=1970), 0, 1970),
+        (Reused(0, "", None, changed=12), 12, 12),
+    ],
+)
+def test_the_first_new_token_is_the_one_that_the_log_tells(reused: Reused, changed: int, new_from: int) -> None:
+    cache = make_cache()
+    cache.reuse.add(Admission("s", False, 1980, reused, changed))
+    (found,) = prompt_stats(cache, running=1).latest
+    assert (found.reused, found.changed) == (reused.tokens, new_from)
+    text = reuse_text(Usage(prompt=1980, cached=reused.tokens), reused)
+    assert text.endswith(f"new from {new_from}")

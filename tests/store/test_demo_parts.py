@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftlaunch.store.demo import upcycle, wheel
+from ftlaunch.store.demo import build, upcycle, wheel
 from ftlaunch.store.demo.gguf_model import GgufModel, _halves
 from ftlaunch.store.demo.hub_model import HubModel
 from ftlaunch.store.pull import pull
@@ -129,6 +129,10 @@ def test_tokenizer_equals_transformers_conversion(published_gguf: Path, demo_mod
     assert [ours.encode(text).ids for text in TEXTS] == [converted(text).input_ids for text in TEXTS]
     for text in TEXTS:
         assert ours.decode(ours.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_the_room_that_is_asked_for_is_what_it_takes(demo_model: Path) -> None:
+    assert (demo_model / "model.safetensors").stat().st_size == build.MODEL_BYTES
 
 
 def test_published_weights_are_what_transformers_expects(demo_model: Path) -> None:

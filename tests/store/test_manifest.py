@@ -75,5 +75,6 @@ def test_a_full_disk_gives_downloads_back(ft_home: Path) -> None:
     for code, kept in ((errno.ECONNRESET, True), (errno.ENOSPC, False), (errno.EIO, False)):
         with pytest.raises(OSError, match="injected"), site("x") as here:  # noqa: PT012 - what fails is inside
             here.downloads.mkdir(exist_ok=True)
+            (here.downloads / "part").touch()
             raise OSError(code, "injected")
         assert here.downloads.exists() == kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from ftengine.errors import FtError
 from ftlaunch.store import canonical, manifest, resolve
 from ftlaunch.store.listing import installed
+from ftlaunch.store.names import unknown
 from ftlaunch.store.pull import pull
 
 
@@ -122,3 +124,20 @@ def test_the_listing_shows_whole_models_only(ft_home: Path) -> None:
         resolve(".partial-other")
     with pytest.raises(FtError):
         resolve("broken")
+
+
+def test_what_is_said_of_an_unknown_name(ft_home: Path) -> None:
+    """The closest ones, of the store and of the catalogue, and what was typed as far as it is text."""
+    make_model(ft_home / "models" / "someone--nice-model")
+    for typed, told in (
+        ("dmo", "no model is called dmo; there is demo"),
+        ("someone-nice-model", "no model is called someone-nice-model; there is someone/nice-model"),
+        ("qwen3-30b", "no model is called qwen3-30b; there is qwen3-30b-a3b"),
+        ("zzzz", "no model is called zzzz"),
+        ("a\x1b[31m", r"no model is called 'a\x1b[31m'"),
+        (os.fsencode("a/Mödel/x").decode("ascii", "surrogateescape"), "no model is called a/Mödel/x"),
+        ("a/\udcff/x", "no model is called a/\ufffd/x"),
+    ):
+        said = str(unknown(typed))
+        assert said.startswith(told), said
+        assert len(said) < 120

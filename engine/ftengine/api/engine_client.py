@@ -21,7 +21,7 @@ from ftengine import wire
 from ftengine.api.engine_process import DEFAULT_COMMAND, EngineProcess
 from ftengine.config import EngineConfig
 from ftengine.core import Request
-from ftengine.errors import EngineDied, EngineRefused, FtError, for_model
+from ftengine.errors import EngineCannotStart, EngineDied, EngineRefused, FtError, for_model
 
 log = logging.getLogger("ftengine.engine")
 
@@ -37,9 +37,11 @@ class EngineState(str, enum.Enum):
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):
-    """Pauses in seconds double from `first_pause` to `longest_pause`.
+    """Pauses in seconds double from `first_pause` to `longest_pause`; after an engine that was ready for longer than
+    `window` they begin anew.
 
-    `deaths` within `window` seconds are given up on, and `deaths_loading` of an engine that was never ready.
+    `deaths` within `window` seconds are given up on, and `deaths_loading` of an engine that was never ready. An engine
+    that was ready before and now says why it cannot start is tried for ever: what it lacks may come back.
     """
 
     first_pause: float = 0.25
@@ -103,13 +105,15 @@ class EngineClient:
         self.progress = 0.0  # 0..1, of the current start
         self.ready: wire.Ready | None = None  # the last one; stays known while the engine is started again
         self.failure: FtError | None = None  # why the state is FAILED
+        self.trouble: FtError | None = None  # why the last attempt to start the engine again did not succeed
         self.restarts = 0
+        self._ready_at: float | None = None  # when the process that was started last became ready
         self._process: EngineProcess | None = None
         self._streams: dict[str, EngineStream] = {}
         self._asked: list[asyncio.Future[dict[str, Any]]] = []  # stats wanted, in the order of their questions
         self._traces = 0  # recordings asked for
         self._traced: asyncio.Future[wire.Traced] | None = None  # what the one under way will give
-        self._settled = asyncio.Event()  # READY, FAILED or STOPPED
+        self._settled = asyncio.Event()  # READY, FAILED or STOPPED, or in trouble
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
         self._gone.set()
@@ -130,11 +134,16 @@ class EngineClient:
             death = await self._live()
             if self._stopping.is_set():
                 break
-            deaths.append(time.monotonic())
+            if self.ready is not None and self._ready_at is None:
+                self.trouble = _trouble(death)
+            if self.trouble is None or isinstance(death, str):
+                deaths.append(time.monotonic())
             if failure := self._given_up(death, deaths):
                 return self._fail(failure)
             self._change(EngineState.RESTARTING, "starting the engine again", 0.0)
             self.restarts += 1
+            if self._ready_at is not None and deaths[-1] - self._ready_at > self._policy.window:
+                pause = self._policy.first_pause
             log.warning("the engine is started again in %.2g s", pause)
             await self._sleep(pause)
             pause = min(pause * 2, self._policy.longest_pause)
@@ -151,12 +160,18 @@ class EngineClient:
         await self._gone.wait()
 
     async def wait_ready(self) -> wire.Ready:
-        """Waits through loading and restarts. Raises EngineDied when there will be no engine any more."""
+        """Waits through loading and restarts, until one has not succeeded.
+
+        Raises EngineDied when there is no engine now, or never any more; EngineCannotStart when there never was one.
+        """
         await self._settled.wait()
         if self.state is EngineState.STOPPED:
             raise EngineDied("the server is stopping")
         if self.failure is not None:
-            raise EngineDied(str(self.failure), self.failure.next_step)
+            kind = EngineCannotStart if self.ready is None else EngineDied
+            raise kind(str(self.failure), self.failure.next_step)
+        if self.trouble is not None:
+            raise EngineDied(str(self.trouble), self.trouble.next_step)
         assert self.ready is not None
         return self.ready
 
@@ -218,8 +233,8 @@ class EngineClient:
 
     def _given_up(self, death: FtError | str, deaths: deque[float]) -> FtError | None:
         """`death`: the engine's own last word, or how the process ended."""
-        if self.ready is None and isinstance(death, FtError):
-            return death
+        if isinstance(death, FtError) and self._ready_at is None:
+            return death if self.ready is None else None
         if self.ready is None and len(deaths) >= self._policy.deaths_loading:
             return FtError(f"the engine ended {len(deaths)} times while it was loading: {death}")
         if len(deaths) == self._policy.deaths and deaths[-1] - deaths[0] < self._policy.window:
@@ -228,6 +243,7 @@ class EngineClient:
 
     async def _live(self) -> FtError | str:
         """One process from its start to its end. Returns the engine's last word, else how the process ended."""
+        self._ready_at = None
         try:
             self._process = await EngineProcess.start(self._config, self._command)
         except OSError as error:
@@ -246,7 +262,8 @@ class EngineClient:
                 else:
                     self._take(message)
         finally:
-            self._settled.clear()
+            if self.trouble is None:
+                self._settled.clear()
             code = await self._process.end()
             self._process = None
             self._gone.set()
@@ -271,7 +288,7 @@ class EngineClient:
             if self._traced is not None and message.id == self._traces and not self._traced.done():
                 self._traced.set_result(message)
         elif isinstance(message, wire.Ready):
-            self.ready = message
+            self.ready, self._ready_at, self.trouble = message, time.monotonic(), None
             self._change(EngineState.READY, "ready", 1.0)
             log.info(
                 "ready: %s, context %d tokens, %d sequences, %s on %s",
@@ -284,7 +301,8 @@ class EngineClient:
 
     def _change(self, state: EngineState, stage: str, progress: float) -> None:
         self.state, self.stage, self.progress = state, stage, progress
-        if state in (EngineState.READY, EngineState.FAILED, EngineState.STOPPED):
+        settled = state in (EngineState.READY, EngineState.FAILED, EngineState.STOPPED)
+        if settled or self.trouble is not None:
             self._settled.set()
         else:
             self._settled.clear()
@@ -310,6 +328,14 @@ class EngineClient:
             await asyncio.wait_for(self._stopping.wait(), seconds)
         except asyncio.TimeoutError:
             pass
+
+
+def _trouble(death: FtError | str) -> FtError:
+    """Of an engine that was to be started again."""
+    if isinstance(death, FtError):
+        step = death.next_step or "mend that: the engine is tried again by itself"
+        return FtError(f"the engine cannot be started again: {death}", step)
+    return FtError(f"the engine ended while it was started again: {death}", "wait: it is tried again by itself")
 
 
 def _exit_text(code: int) -> str:

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from ftengine.errors import EngineDied, EngineRefused, NotFound, PromptTooLong, RequestError
+from ftengine.errors import EngineCannotStart, EngineDied, EngineRefused, NotFound, PromptTooLong, RequestError
 
 
 class AnthropicDetail(TypedDict):
@@ -54,6 +54,8 @@ def problem(error: BaseException) -> Problem:
         return Problem(404, str(error), error.param, "model_not_found" if error.param == "model" else None)
     if isinstance(error, RequestError):
         return Problem(error.status, str(error), error.param)
+    if isinstance(error, EngineCannotStart):  # nothing that another attempt could find otherwise
+        return Problem(500, str(error))
     if isinstance(error, EngineDied) or (isinstance(error, EngineRefused) and error.overloaded):
         return Problem(503, str(error))
     if isinstance(error, EngineRefused):

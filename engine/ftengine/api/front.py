@@ -70,6 +70,7 @@ class Front:
         """See docs/api.md. Answers at any time, from the first moment to the last."""
         engine, ready = self.engine, self.engine.ready
         failure = self.failure or engine.failure
+        error = failure or engine.trouble
         status = "stopping" if self.stopping else "failed" if failure else _STATUS[engine.state]
         stage = engine.stage
         if status == "ready" and not self.generator.open_done:
@@ -86,7 +87,7 @@ class Front:
             "architecture": ready.architecture if ready else None,
             "dtype": ready.dtype if ready else None,
             "device": ready.device if ready else None,
-            "error": {"message": str(failure), "next_step": failure.next_step} if failure else None,
+            "error": {"message": str(error), "next_step": error.next_step} if error else None,
             "restarts": engine.restarts,
             "pid": os.getpid(),
             "engine_pid": engine.pid,

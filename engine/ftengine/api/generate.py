@@ -25,7 +25,7 @@ from ftengine.api.sessions import NOBODY, Caller, Sessions, Shape
 from ftengine.api.settings import ServeSettings
 from ftengine.conversation import Conversation
 from ftengine.core import Request
-from ftengine.errors import BadRequest, EngineDied, EngineRefused, FtError, PromptTooLong
+from ftengine.errors import BadRequest, EngineCannotStart, EngineRefused, FtError, PromptTooLong
 
 if TYPE_CHECKING:
     from ftengine.dialect.base import Prompt
@@ -124,12 +124,12 @@ class Generator:
         return decoder.feed(prompt) + decoder.finish()
 
     async def language(self) -> Language:
-        """Raises EngineDied when it could not be opened; then the server is about to end."""
+        """Raises EngineCannotStart when it could not be opened; then the server is about to end."""
         assert self._language is not None
         try:
             return await asyncio.shield(self._language)
         except FtError as error:
-            raise EngineDied(str(error), error.next_step) from error
+            raise EngineCannotStart(str(error), error.next_step) from error
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import Any
 
 from ftengine.api.guard import is_loopback
 from ftengine.api.settings import ServeSettings
@@ -11,7 +12,7 @@ from ftengine.errors import ConfigError
 
 
 def bind(settings: ServeSettings) -> socket.socket:
-    """Raises ConfigError: a blank key, not loopback and no key, no such address or port, port in use."""
+    """It listens. Raises ConfigError: a blank key, not loopback and no key, no such address or port, port in use."""
     host, port = settings.host, settings.port
     if settings.api_key is not None and not settings.api_key.strip():
         raise ConfigError("the API key is blank, which no client can send", "ft serve --api-key KEY, or leave it out")
@@ -28,18 +29,31 @@ def bind(settings: ServeSettings) -> socket.socket:
         )[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise ConfigError(f"{host}:{port} is not an address of this machine ({error})") from error
-    listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
+        try:
+            return _listener(family, kind, protocol, address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not settings.other_port:
+                raise
+            return _listener(family, kind, protocol, (address[0], 0, *address[2:]))
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"port {port} on {host} is in use by {port_holder(port)}", f"ft serve --port {port + 1}, or ft stop"
             ) from None
         raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror})") from error
+
+
+def _listener(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> socket.socket:
+    """Raises OSError; EADDRINUSE may come from `listen` only, when another one bound the port in the same moment."""
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
 import uvicorn
 
 from ftengine import leases
 from ftengine.api import log as logs
+from ftengine.api.announcement import Announcement
 from ftengine.api.app import build_app
 from ftengine.api.connection import http_protocol
 from ftengine.api.control import counters
@@ -50,11 +48,14 @@ def run(
     engine_command: Sequence[str] = DEFAULT_COMMAND,
     language: OpenLanguage = open_language,
     at_end: AtEnd | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve until a signal, the last lease's end or a failed start. Returns the exit code 0.
 
     at_end: gets what /v1/stats would answer, from just before the engine ends; or, where the engine was amid a long
     step, from when the server was last idle. Not called if the engine never told anything.
+    look: called about every second while the port is announced, to keep up what else others find the server by; it may
+    raise OSError, which the log tells once.
 
     Raises ConfigError (bad address, port in use), CheckpointError, or FtError with what the engine said when it
     could not start.
@@ -64,7 +65,7 @@ def run(
     _raise_descriptor_limit(settings.limits.connections)
     with listener:
         front = Front(settings, EngineClient(settings.engine, engine_command))
-        asyncio.run(_Server(front, listener, language, at_end).serve(sockets=[listener]))
+        asyncio.run(_Server(front, listener, language, at_end, look).serve(sockets=[listener]))
     if front.failure is not None:
         raise front.failure
     return 0
@@ -73,7 +74,14 @@ def run(
 class _Server(uvicorn.Server):
     """uvicorn's server with our own start, signals and end."""
 
-    def __init__(self, front: Front, listener: socket.socket, language: OpenLanguage, at_end: AtEnd | None) -> None:
+    def __init__(
+        self,
+        front: Front,
+        listener: socket.socket,
+        language: OpenLanguage,
+        at_end: AtEnd | None,
+        look: Callable[[], None],
+    ) -> None:
         limits = front.settings.limits
         super().__init__(
             uvicorn.Config(
@@ -95,22 +103,26 @@ class _Server(uvicorn.Server):
         self._listener = listener
         self._language = language
         self._at_end = at_end
+        self._announcement = Announcement(front.settings.announce, listener, look)
         self._counted: dict[str, Any] | None = None  # the last counters that the engine told
         self._tasks: list[asyncio.Future[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._announce()
+        host, port = self._listener.getsockname()[:2]
+        log.info("listening on http://%s:%d, model %s", host, port, self._front.settings.served_name)
+        self._announcement.make()
         self._begin(self._watch_engine())
         self._begin(self._watch_language())
         self._begin(self._watch_answers())
+        self._begin(self._watch_announcement())
         if self._front.settings.lease_dir is not None:
             self._begin(self._watch_leases(self._front.settings.lease_dir))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Streams get their last event from the engine client's stop, and connections close after it."""
         self._front.stopping = True
-        self._unannounce()
+        self._announcement.take_back()
         logging.getLogger("uvicorn").setLevel("CRITICAL")  # cancelled requests are no news now
         for task in self._tasks[1:]:
             task.cancel()
@@ -146,19 +158,6 @@ class _Server(uvicorn.Server):
     def _begin(self, work: Awaitable[None]) -> None:
         self._tasks.append(asyncio.ensure_future(work))
 
-    def _announce(self) -> None:
-        host, port = self._listener.getsockname()[:2]
-        log.info("listening on http://%s:%d, model %s", host, port, self._front.settings.served_name)
-        if self._front.settings.announce is not None:
-            path = Path(self._front.settings.announce)
-            draft = path.with_name(f".{path.name}.{os.getpid()}")
-            draft.write_bytes(msgspec.json.encode({"pid": os.getpid(), "host": host, "port": port}))
-            draft.rename(path)
-
-    def _unannounce(self) -> None:
-        if self._front.settings.announce is not None:
-            Path(self._front.settings.announce).unlink(missing_ok=True)
-
     async def _watch_engine(self) -> None:
         engine = self._front.engine
         await engine.run()
@@ -182,6 +181,11 @@ class _Server(uvicorn.Server):
                 await generator.save_answers()
                 await self._count()
 
+    async def _watch_announcement(self) -> None:
+        while True:
+            await asyncio.sleep(self._front.settings.look_seconds)
+            self._announcement.look()
+
     async def _count(self) -> None:
         if self._at_end is not None:
             found = await counters(self._front, seconds=COUNT_SECONDS)
@@ -192,12 +196,12 @@ class _Server(uvicorn.Server):
         so one of the two sees the other and nobody joins a server that leaves."""
         while not self.should_exit:
             await last_lease_ended(folder, self._front.settings.lease_grace)
-            self._unannounce()
+            self._announcement.take_back()
             if not leases.held(folder):
                 log.info("no lease is held any more: ending")
                 self.should_exit = True
             else:
-                self._announce()
+                self._announcement.make()
 
     async def _cannot_start(self, error: FtError) -> None:
         self._front.failure = self._front.failure or error

@@ -39,6 +39,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     host: str = "127.0.0.1"
     port: int = 1919  # 0: any free one; see `announce`
+    other_port: bool = False  # where `port` is held, any free one, instead of an error
     api_key: str | None = None  # required when `host` is not a loopback address
     allowed_hosts: tuple[str, ...] = ()  # names a Host header may have besides loopback names and `host`
     max_output_tokens: int | None = None  # caps every request's own wish
@@ -49,5 +50,6 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = 8.0  # between two signs of life on a silent stream; clients give up after 300
     stall_seconds: float = 120.0  # a client that takes no byte for so long has left
     save_seconds: float = 30.0  # between two looks whether the server is idle and has answers to save
+    look_seconds: float = 1.0  # between two looks whether others still find this server
     failure_seconds: float = 1.0  # /health keeps telling why the start failed, before the process ends
     limits: Limits = Limits()

@@ -15,7 +15,11 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_check", __doc__)
 
 import torch
 
@@ -161,7 +165,7 @@ def difference(ours: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
+    options = parse("gpu_check", __doc__, arguments)
     start = time.perf_counter()
     checkpoint = Checkpoint.open(options.model)
     act = None if options.dtype == "float32" else DTYPES[options.dtype]
@@ -239,17 +243,6 @@ def _logits(name: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.T
         f"{same} likeliest token{'' if fine else ': WRONG'}"
     )
     return fine
-
-
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="a folder or a GGUF file")
-    parser.add_argument("--strategy", choices=["resident", "offload", "cpu", "hybrid"], default="hybrid")
-    parser.add_argument("--slots-percent", type=int, default=25)
-    parser.add_argument("--dtype", choices=list(LAYER_ERROR), default="bfloat16")
-    parser.add_argument("--threads", type=int, help="of the CPU's lane")
-    parser.add_argument("--device", choices=["cuda", "interpret"], default="cuda")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

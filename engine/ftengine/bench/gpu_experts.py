@@ -5,11 +5,15 @@ Calls run in a CUDA graph, one after the other on other experts, so that the L2 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_experts", __doc__)
 
 import torch
 
@@ -191,15 +195,7 @@ def report(case: Case, name: str, size: float, time: float, note: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m ftengine.bench.gpu_experts", description=__doc__)
-    parser.add_argument("--formats", nargs="+", default=["nvfp4", "mxfp4", "fp8", "fp8-block", "bf16"], choices=FORMATS)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 8])
-    parser.add_argument("--grouped", nargs="*", type=int, default=[64, 1024, 8192], help="tokens of a prefill chunk")
-    parser.add_argument("--all", action="store_true", help="every candidate configuration, not only the first")
-    parser.add_argument("--hidden", type=int, default=Shape.hidden)
-    parser.add_argument("--intermediate", type=int, default=Shape.intermediate)
-    parser.add_argument("--top-k", type=int, default=Shape.top_k)
-    arguments = parser.parse_args()
+    arguments = parse("gpu_experts", __doc__)
     torch.backends.cuda.matmul.allow_tf32 = False
     shape = Shape(hidden=arguments.hidden, intermediate=arguments.intermediate, top_k=arguments.top_k)
     print(f"{torch.cuda.get_device_name()}, {shape}, PDL {PDL}")

@@ -5,13 +5,16 @@ A case is a chain of calls on different weights, so that the L2 cache serves non
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_linear", __doc__)
 
 import torch
 
@@ -41,14 +44,8 @@ class Row:
     error: float | None = None  # largest difference from float64, as a share of the largest result
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all", action="store_true", help="time every candidate of every case")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("This needs a CUDA device; tests/gpu checks the kernels without one.", file=sys.stderr)
-        return 1
+def main() -> None:
+    options = parse("gpu_linear", __doc__)
     ceiling = read_bandwidth()
     print(f"{torch.cuda.get_device_name()}, PDL {'on' if launch.PDL else 'off'}, reads at {ceiling / 1e9:.0f} GB/s")
     print(f"{'case':44} {'T':>3} {'us':>9} {'GB/s':>6} {'share':>6} {'error':>8}")
@@ -59,7 +56,6 @@ def main() -> int:
         print(f"{row.name:44} {row.tokens:3} {figures} {error}", flush=True)
     if options.only in "upload":
         print(f"upload, 1 GiB of bf16: {upload_bandwidth() / 1e9:.1f} GB/s")
-    return 0
 
 
 def cases(everything: bool, only: str) -> Iterator[Row]:
@@ -218,4 +214,4 @@ def upload_bandwidth() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

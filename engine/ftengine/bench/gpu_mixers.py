@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import functools
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_mixers", __doc__)
 
 import torch
 import torch.nn.functional as F
@@ -264,10 +268,11 @@ def ceiling() -> float:
 
 
 def main() -> None:
+    options = parse("gpu_mixers", __doc__)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     print(f"{torch.cuda.get_device_name()}, memory read at {ceiling():.0f} GB/s")
-    if "--tiles" in sys.argv[1:]:
+    if options.tiles:
         for tile in DECODE_TILES:
             report(f"{tile}", [partial(decode_attention, *shape, tile) for shape in ((1, 4096), (1, 32768), (8, 4096))])
         for tile in PREFILL_TILES:

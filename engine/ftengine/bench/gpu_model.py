@@ -8,11 +8,15 @@ no locality, so hit rates are about the share of experts that have a slot.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_model", __doc__)
 
 import torch
 
@@ -108,7 +112,7 @@ def _drawn(logits: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    options = _options()
+    options = parse("gpu_model", __doc__)
     torch.cuda.init()  # type: ignore[no-untyped-call]
     use_cache(cache_folder())
     start = time.perf_counter()
@@ -144,23 +148,6 @@ def main() -> None:
     for length in options.prefill:
         _prefill(model, cache, length)
     model.close()
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=40)
-    parser.add_argument("--experts", type=int, default=256, help="of a layer")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--strategy", choices=["resident", "offload", "cpu", "hybrid"], default="resident")
-    parser.add_argument("--slots-percent", type=int, default=25)
-    parser.add_argument("--staging", type=int, default=128, help="experts")
-    parser.add_argument("--threads", type=int, default=max(1, torch.get_num_threads() - 1), help="of the CPU's lane")
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 4])
-    parser.add_argument("--tokens", type=int, default=200, help="a sequence, that are decoded")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[16, 128, 512, 8192])
-    parser.add_argument("--check", action="store_true", help="compare logits with the CPU's decoder first")
-    parser.add_argument("--no-branches", action="store_true", help="the shared expert after the lookup, not beside it")
-    return parser.parse_args()
 
 
 def _lanes(model: GpuDecoder, threads: int) -> LaneCosts | None:

@@ -7,8 +7,12 @@ step, its end included. The experts themselves are 4 KiB here, so that `fetch` s
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_route", __doc__)
 
 import torch
 
@@ -28,10 +32,8 @@ ROWS = (1, 2, 4, 8, 16)
 REPEATS = 30
 
 
-def main() -> int:
-    if not torch.cuda.is_available():
-        print("there is no GPU to measure", file=sys.stderr)
-        return 1
+def main() -> None:
+    parse("gpu_route", __doc__)
     torch.manual_seed(0)
     layout = ExpertLayout(64, 32, NVFP4, NVFP4)
     blocks = torch.zeros(EXPERTS, layout.block_bytes, dtype=torch.uint8).pin_memory()
@@ -56,7 +58,6 @@ def main() -> int:
     logits = torch.randn(8192, EXPERTS, device="cuda")
     planned = timed(lambda: route_prefill(pool.tensors, 0, logits, TOP_K, True))
     print(f"route_prefill of 8192 rows: {planned:.1f} us")
-    return 0
 
 
 def show(name: str, measure: Callable[[int], float]) -> None:
@@ -124,4 +125,4 @@ def timed(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,10 +9,14 @@ in a step they would. Bytes are the logits, read once. `queue` is what the host 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_sampling", __doc__)
 
 import torch
 
@@ -68,17 +72,14 @@ def report(name: str, params: SamplingParams, rows: int, logits: list[torch.Tens
     return f"{name:<38} {rows:>2} {microseconds:>8.1f} {rate:>8.0f} {host:>8.0f} {equal:>3} of {rows} {wide:>5}"
 
 
-def main() -> int:
-    if not torch.cuda.is_available():
-        print("no CUDA device")
-        return 1
+def main() -> None:
+    parse("gpu_sampling", __doc__)
     print(f"{'case':<38} {'B':>2} {'us':>8} {'GB/s':>8} {'queue us':>8} {'as the CPU':>8} {'wide':>5}")
     for rows in (1, 8):
         logits = [3 * torch.randn(rows, VOCABULARY, device=DEVICE) for _ in range(CALLS)]
         for name, params in CASES.items():
             print(report(name, params, rows, logits))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

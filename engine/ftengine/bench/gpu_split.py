@@ -20,14 +20,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+
+from ftengine.bench.gpu_options import begin, parse
+
+if __name__ == "__main__":
+    begin("gpu_split", __doc__)
 
 from ftengine.bench.gpu_model import CONTEXT, PAGE_SIZE, Run
 from ftengine.bench.paired import Paired, Point, Stopwatch, Window, best_of, in_turns, settled, typical
 from ftengine.bench.shapes import QWEN36
 from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.tensors import allocate_cache
-from ftengine.config import EngineConfig
 from ftengine.errors import ConfigError, FtError
 from ftengine.experts.online import OnlineSplit
 from ftengine.experts.profile import lane_profile
@@ -37,11 +40,10 @@ from ftengine.formats.format import BF16, NVFP4
 from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.tuning import use_cache
 from ftengine.memory.folders import cache_folder
-from ftengine.memory.plan import lane_threads
 from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
 from ftengine.models.gpu.experts import GpuExperts
-from ftengine.models.gpu.setup import PREFETCH, GpuSetup
+from ftengine.models.gpu.setup import GpuSetup
 from ftengine.scheduler.lanes import pin_banks
 from ftengine.weights.checkpoint import Checkpoint
 
@@ -243,7 +245,7 @@ def report(paired: Paired, fixed: str) -> str:
 
 
 def main() -> None:
-    options = _options()
+    options = parse("gpu_split", __doc__)
     if options.verbose:
         logging.basicConfig(level=logging.INFO, format="    %(message)s")
     began = time.perf_counter()
@@ -306,29 +308,6 @@ def _prepare(model: GpuDecoder, options: argparse.Namespace) -> LaneCosts:
         )
     )
     return profile.costs
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=os.environ.get("MODEL"), help="a folder of weights; $MODEL")
-    parser.add_argument("--layers", type=int, default=40, help="of random weights")
-    parser.add_argument("--slots-percent", type=int, default=25)
-    parser.add_argument("--threads", type=int, default=lane_threads(EngineConfig("")).value, help="of the CPU's lane")
-    parser.add_argument("--prefetch", type=int, default=PREFETCH, help="experts a layer, at most")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--load", type=int, nargs="*", default=[0, 4], help="processes that read memory")
-    parser.add_argument("--seconds", type=float, default=0.6, help="of each fixed split")
-    parser.add_argument("--follow", type=float, default=10.0, help="of the following split after a change")
-    parser.add_argument("--pairs", type=_even, default=8, help="of windows of the best fixed split and the following")
-    parser.add_argument("--verbose", action="store_true", help="what the split logs")
-    return parser.parse_args()
-
-
-def _even(text: str) -> int:
-    number = int(text)
-    if number < 2 or number % 2:
-        raise argparse.ArgumentTypeError(f"{number} is not an even number of pairs")
-    return number
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 from ftengine import _native
-from ftengine.memory.machine import usable_cpus
+from ftengine.memory.machine import cpu_name, usable_cpus
 from ftengine.weights.buffer import host_buffer
 
 LEAST_BYTES, LARGEST_CACHES = 1 << 30, 8  # what is read: so much, or so many times the last-level cache
@@ -52,13 +51,4 @@ def fits(size: int, available: int) -> bool:
 
 def processor_name() -> str:
     """As the system calls it, with the number of its CPUs that this process may use."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            name = line.partition(":")[2].strip()
-            break
-    return f"{name}, {usable_cpus()} CPUs"
+    return f"{cpu_name()}, {usable_cpus()} CPUs"

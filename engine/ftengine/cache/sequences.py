@@ -93,6 +93,10 @@ class SequenceCache:
         return self.pages.used_count - self.tree.evictable
 
     @property
+    def page_evictions(self) -> int:
+        return self.store.page_evictions
+
+    @property
     def anchor_evictions(self) -> int:
         return self.store.anchor_evictions
 
@@ -229,8 +233,9 @@ class SequenceCache:
             self.tiers.forget(tokens)
 
     def clear(self) -> None:
-        """Forgets every cached prefix that nothing uses, whose they were, and what was reused."""
+        """Forgets every cached prefix that nothing uses, whose they were, and what was reused or made way."""
         self.store.clear()
+        self.store.page_evictions = self.store.anchor_evictions = 0
         self.sessions.clear()
         self.reuse = ReuseCounts()
 

@@ -20,7 +20,7 @@ class DeviceStore:
         self.recurrent = recurrent
         self.pages = Allocator(pages)
         self.slots = Allocator(slots)
-        self.anchor_evictions = 0
+        self.page_evictions = self.anchor_evictions = 0  # that made way for others
 
     @property
     def available(self) -> int:
@@ -30,8 +30,10 @@ class DeviceStore:
     def page(self) -> int:
         """One is available."""
         if not self.pages.free_count:
+            before = self.tree.size
             evicted = self.evict_page()
             assert evicted
+            self.page_evictions += before - self.tree.size
         return self.pages.allocate()
 
     def evict_page(self) -> bool:
@@ -134,10 +136,11 @@ class DeviceStore:
         return min(free, key=self.tree.policy.anchor_rank, default=None)
 
     def _evict_anchor(self, anchor: Anchor) -> None:
-        node = anchor.node
+        node, before = anchor.node, self.tree.size
         self._drop(anchor)
         self.anchor_evictions += 1
         self.prune(node)
+        self.page_evictions += before - self.tree.size
 
     def _drop(self, anchor: Anchor, *, erase: bool = False) -> None:
         self.free_slot(self.tree.take_anchor(anchor), erase=erase)

@@ -20,7 +20,6 @@ class PrefixTree:
         self.limbo = Node(tokens=b"", page=-1, depth=0, parent=None)  # what is forgotten as soon as copies let go
         self.size = 0  # nodes
         self.used = 0  # nodes in use
-        self.evictions = 0
         self.anchors: set[Anchor] = set()
         self._leaves: set[Node] = set()  # that may go
         self._page_bytes = page_size * TOKEN_BYTES
@@ -122,7 +121,6 @@ class PrefixTree:
         node.parent = None
         self._leaves.discard(node)
         self.size -= 1
-        self.evictions += 1
         self._consider(parent)
 
     def detach(self, node: Node) -> None:

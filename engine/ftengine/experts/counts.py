@@ -24,10 +24,10 @@ class LayerCounts:
     admitted: int  # copied into slots in the background
     staged: int  # over the link in prefill
     seeded: int  # of the staged, kept in a slot
-    link_bytes: int
+    link_bytes: int  # of all that crossed the link: fetched, admitted, staged, prefetched
     cpu_bytes: int
     waited_ns: int  # that the GPU waited for the CPU
-    copied_ns: int  # that copies over the link took; those in the background run beside others
+    copied_ns: int  # that copies over the link took but for the prefetched; those in the background run beside others
     prefetched: int  # copied into slots before their layer began
     foretold: int  # of the prefetched, used by that layer: hits
 

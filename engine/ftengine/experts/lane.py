@@ -7,6 +7,7 @@ native kernels get them between two requests. It falls asleep after `patience` s
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,14 @@ import numpy.typing
 import torch
 
 from ftengine import _native
-from ftengine.experts.mailbox import error_of
+from ftengine.experts.mailbox import CLOSED, error_of
 from ftengine.experts.pool import ExpertBank
 from ftengine.kernels import native
 from ftengine.kernels.triton.buffers import Mailbox
 
 LOGGED = 4096  # requests that the lane keeps the times of
 PATIENCE = 0.003  # seconds; a step of decoding is about as long, and pauses within it are far shorter
+PULSE = 1.0  # seconds; kernels/triton/system.py counts in these
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,11 @@ class Lane:
             mailbox.bell, mailbox.ids, mailbox.weights, mailbox.rows, mailbox.reply, mailbox.out, mailbox.error,
             threads, patience, isa,
         )  # fmt: skip
+        closing = threading.Event()
+        pulse = threading.Thread(target=_pulse, args=(mailbox.error, closing), name="pulse", daemon=True)
+        pulse.start()
         # Pinned memory goes with the CUDA context, before the interpreter's objects do: nobody may look at it then.
-        self._finalizer = weakref.finalize(self, self._native.close)
+        self._finalizer = weakref.finalize(self, _close, self._native, mailbox.error, pulse, closing, os.getpid())
 
     def wake(self) -> None:
         """Before a graph is launched that may ring. Under a microsecond, some more where the threads sleep."""
@@ -93,7 +98,8 @@ class Lane:
         return self.mailbox.out[:tokens].clone(), seconds
 
     def close(self) -> None:
-        """Returns once the request under way is served; the mailbox is not looked at any more. May be called again."""
+        """Returns once the request under way is served; the mailbox is not looked at any more, and says so to a GPU
+        that asks. May be called again."""
         self._finalizer()
 
     def __enter__(self) -> Lane:
@@ -103,6 +109,27 @@ class Lane:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _pulse(error: torch.Tensor, closing: threading.Event) -> None:
+    """Tells a GPU that waits for the CPU that this process runs. It does not while it is stopped (Ctrl-Z, a debugger, a
+    machine that sleeps): then the GPU waits on, where it would otherwise give a lane up that has had no time.
+    """
+    line = error.numpy()
+    while not closing.wait(PULSE):
+        line[1] += 1
+
+
+def _close(
+    lane: _native.Lane, error: torch.Tensor, pulse: threading.Thread, closing: threading.Event, process: int
+) -> None:
+    lane.close()
+    if os.getpid() != process:  # a forked child has no such thread, and may have got its locks as they were
+        return
+    closing.set()
+    pulse.join()
+    if int(error[0]) == 0:
+        error[0] = CLOSED  # a step that is still under way ends; nobody else would tell it
 
 
 def spare_cpus(threads: int) -> set[int]:

@@ -55,16 +55,18 @@ class LayerTimes:
 def layer_times(record: numpy.typing.NDArray[numpy.int32], log: Ints, after: int) -> LayerTimes:
     """record: int32 [RECORDED, L, RECORD] as the device has it; log: see Lane.log; after: AT_STEP of the last step
     that is known already."""
-    steps = record[:, :, at.AT_STEP.value]
-    new = record[steps > after].astype(numpy.int64)
+    new = record[_new_steps(record, after) > 0].astype(numpy.int64)
     new = new[(new[:, at.WHAT.value] >> 8 & 255) < 255]
     what = new[:, at.WHAT.value]
     misses, fetched = what >> 8 & 255, what >> 16 & 255
     asked = new[:, at.ASKED.value]
-    place = numpy.searchsorted(log[:, 0], asked)
-    place = numpy.minimum(place, max(0, len(log) - 1))
-    matched = (asked > 0) & (log[place, 0] == asked) if len(log) else numpy.zeros(len(new), bool)
-    lines = log[place] if len(log) else numpy.zeros((len(new), 5), numpy.int64)
+    if len(log):
+        newest = int(log[-1, 0])
+        place = numpy.searchsorted(_later(log[:, 0], newest), _later(asked, newest))
+        lines = log[numpy.minimum(place, len(log) - 1)]
+    else:
+        lines = numpy.zeros((len(new), 5), numpy.int64)
+    matched = (asked != 0) & (lines[:, 0] == asked)
 
     def us(column: int) -> Floats:
         return (new[:, column] & 0xFFFFFFFF) / 1e3
@@ -87,12 +89,23 @@ def layer_times(record: numpy.typing.NDArray[numpy.int32], log: Ints, after: int
 def _step_us(record: numpy.typing.NDArray[numpy.int32]) -> float:
     """Between the beginnings of steps: the median, so that pauses between requests do not count."""
     first = record[:, 0]
-    order = numpy.argsort(first[:, at.AT_STEP.value])
-    first = first[order][first[order, at.AT_STEP.value] > 0]
+    first = first[first[:, at.AT_STEP.value] != 0]
     if len(first) < 2:
         return float("nan")
+    first = first[numpy.argsort(_later(first[:, at.AT_STEP.value], int(first[0, at.AT_STEP.value])))]
     beginnings = first[:, at.AT_TIME.value].astype(numpy.int64)
     return float(numpy.median(numpy.diff(beginnings) & 0xFFFFFFFF)) / 1e3
+
+
+def _later(numbers: numpy.typing.NDArray[numpy.integer], than: int) -> Ints:
+    """How much later each is: numbers of steps and requests are counted modulo 2 ** 32."""
+    return (numbers.astype(numpy.int64) - than + 2**31) % 2**32 - 2**31
+
+
+def _new_steps(record: numpy.typing.NDArray[numpy.int32], after: int) -> Ints:
+    """How much later than AT_STEP `after` each entry is, [RECORDED, L]; 0 for those that are not, or empty."""
+    steps = record[:, :, at.AT_STEP.value]
+    return numpy.where(steps == 0, 0, numpy.maximum(_later(steps, after), 0))
 
 
 class LayerRecord:
@@ -122,7 +135,7 @@ class LayerRecord:
         self._queued = False
         found = self._copy.numpy()
         times = layer_times(found, log, self._known)
-        self._known = max(self._known, int(found[:, :, at.AT_STEP.value].max()))
+        self._known += int(_new_steps(found, self._known).max())
         return times
 
     @property

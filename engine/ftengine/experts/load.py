@@ -52,7 +52,11 @@ class BankLoader:
                 f"the experts of layer {layer} are {layout.intermediate} x {layout.hidden}, "
                 f"expected {shape.intermediate} x {shape.hidden}"
             )
-        bank = ExpertBank.allocate(layout, shape.experts)
+        begun = self._loader.begun_experts(layer)
+        if begun is not None and len(begun) == shape.experts:
+            bank = ExpertBank(layout, begun)
+        else:
+            bank = ExpertBank.allocate(layout, shape.experts)
         self._reading.append(self._threads.submit(self._loader.read_experts, layer, bank.blocks))
         return bank
 
@@ -63,7 +67,8 @@ class BankLoader:
         self._reading.clear()
 
     def close(self) -> None:
-        """Nothing is read any more when it returns."""
+        """Nothing is read any more when it returns: not even what a layer in the middle of the queue waits for."""
+        self._loader.end_ahead()
         self._threads.shutdown(cancel_futures=True)
 
 

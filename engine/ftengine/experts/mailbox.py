@@ -6,13 +6,15 @@ import torch
 
 from ftengine.kernels.triton.buffers import LINE, Mailbox
 
-# Values of `Mailbox.error[0]`: 1 is written by the GPU, the others by the lane (csrc/lane.h, LaneError).
+CLOSED = 6  # of these
+# Values of `Mailbox.error[0]`: 1 is written by the GPU, the others by the lane (csrc/lane.h, LaneError; lane.py).
 ERRORS = {
     1: "the GPU waited for the CPU's experts in vain",
     2: "the GPU asked for experts of a layer that has none",
     3: "the GPU asked for more rows or routes than the mailbox holds",
     4: "the GPU asked for an expert that the layer does not have",
     5: "there was no memory to compute the CPU's experts in",
+    CLOSED: "the CPU's part of the experts has ended",
 }
 
 

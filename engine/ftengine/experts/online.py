@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy
 import numpy.typing
 
-from ftengine.errors import ConfigError
+from ftengine import switches
 from ftengine.experts.lane import Lane
 from ftengine.experts.layer_times import LayerRecord, LayerTimes
 from ftengine.experts.learner import CostLearner
@@ -48,16 +48,7 @@ Table = numpy.typing.NDArray[numpy.int16]
 def asked_for() -> float | bool:
     """FT_SPLIT, for measurements: `online` (True; the default), `fixed` by the costs measured at the start (False), or
     a fixed share of the missing experts for the CPU, 0..1. Raises ConfigError."""
-    text = os.environ.get("FT_SPLIT", "online")
-    if text in ("online", "fixed"):
-        return text == "online"
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= 1:
-        raise ConfigError(f"FT_SPLIT is {text!r}: online, fixed, or the CPU's share from 0 to 1", "unset FT_SPLIT")
-    return share
+    return switches.split(os.environ.get("FT_SPLIT", "online"))
 
 
 @dataclass

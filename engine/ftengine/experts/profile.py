@@ -5,6 +5,7 @@ What does not fit the file, the machine or the model at hand is never used, and 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -18,7 +19,7 @@ import msgspec
 
 from ftengine.experts.profile_key import Key
 from ftengine.experts.split import LaneCosts
-from ftengine.private import private_folder
+from ftengine.locks import locked
 
 if TYPE_CHECKING:  # who only reads the file needs neither torch nor Triton
     import torch
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # who only reads the file needs neither torch nor Triton
 
 log = logging.getLogger("ftengine.profile")
 
-FILE_NAME = "profile.json"
+FILE_NAME, LOCK_NAME = "profile.json", ".profile.json.lock"
 VERSION = 1
 KEPT = 16  # measurements of other models and settings, the newest first
 MISSES = range(1, 9)
@@ -215,25 +216,31 @@ def read(folder: Path, key: Key) -> LaneProfile | None:
 
 def write(folder: Path, profile: LaneProfile) -> str | None:
     """Adds it to `folder`/profile.json, which is whole at any time. Why it is not kept, also logged, or None."""
-    sections = _sections(folder)
-    entry = msgspec.to_builtins(profile, str_keys=True)
-    listed = sections.get("lanes")
-    others = [other for other in (listed if isinstance(listed, list) else []) if _key_of(other) != entry["key"]]
-    sections |= {"version": VERSION, "lanes": [entry, *others][:KEPT]}
-    path, draft = folder / FILE_NAME, folder / f".{FILE_NAME}.{os.getpid()}"
     try:
-        private_folder(folder)
-        draft.write_text(json.dumps(sections, indent=1) + "\n")
-        draft.replace(path)
+        with locked(folder / LOCK_NAME):  # several servers may start at once
+            _write(folder, _with(profile, _sections(folder)))
     except OSError as error:
         log.warning("what was measured is not kept: %s", error)
         return str(error)
-    finally:
-        try:
-            draft.unlink(missing_ok=True)
-        except OSError:
-            pass
     return None
+
+
+def _with(profile: LaneProfile, sections: dict[str, Any]) -> dict[str, Any]:
+    entry = msgspec.to_builtins(profile, str_keys=True)
+    listed = sections.get("lanes")
+    others = [other for other in (listed if isinstance(listed, list) else []) if _key_of(other) != entry["key"]]
+    return sections | {"version": VERSION, "lanes": [entry, *others][:KEPT]}
+
+
+def _write(folder: Path, sections: dict[str, Any]) -> None:
+    """Raises OSError."""
+    draft = folder / f".{FILE_NAME}.{os.getpid()}"
+    try:
+        draft.write_text(json.dumps(sections, indent=1) + "\n")
+        draft.replace(folder / FILE_NAME)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _key_of(entry: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import msgspec
 
 from ftengine.formats.format import ExpertLayout
 from ftengine.kernels import native
+from ftengine.memory.machine import cpu_name
 
 if TYPE_CHECKING:  # who only reads profile.json needs none
     import torch
@@ -39,7 +39,7 @@ class Key(msgspec.Struct, frozen=True):
         return Key(
             gpu=_gpu(found),
             driver=_driver() if found.type == "cuda" else "none",
-            cpu=_cpu(),
+            cpu=cpu_name(),
             kernels=native.kernel_choice()[0],
             threads=min(threads, native.granted_threads()),
             gate_up=layout.gate_up.name,
@@ -73,11 +73,3 @@ def _driver() -> str:
     import torch
 
     return f"CUDA {torch.version.cuda}"
-
-
-def _cpu() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()

@@ -120,15 +120,13 @@ class SlotPool:
             raise ValueError(f"0 to {at.ADMIT_MAX.value} experts a layer can be copied in the background")
         self._set({at.BUDGET: experts})
 
-    def set_prefetch(self, experts: int, least: float = 0.0) -> None:
+    def set_prefetch(self, experts: int) -> None:
         """How many experts may be copied into slots before their layer begins (kernels/triton/prefetch.py), a layer of
         a step; at most PREFETCH_MAX.
-
-        least: what the router has to be expected to give them, 0..1 for a row.
         """
         if not 0 <= experts <= at.PREFETCH_MAX.value:
             raise ValueError(f"0 to {at.PREFETCH_MAX.value} experts can be prefetched for a layer")
-        self._set({at.PREFETCH_MOST: experts, at.PREFETCH_LEAST: least})
+        self._set({at.PREFETCH_MOST: experts})
 
     @property
     def prefetch(self) -> int:

@@ -1,10 +1,10 @@
 """How a layer's missing experts are divided between the link and the CPU, which work at the same time.
 
 `LaneCosts.link_share` is the rule: of all splits the one with the least maximum of both lanes' measured times.
-`split_table` is what kernels look it up in (kernels/triton/split.py). `published_share` is the rule this grew from:
-q* = m * B_P / B_H of m missing experts cross the link, B_P the link's and B_H the host memory's bandwidth, which the
-CPU and the link share; rounded. It knows no fixed costs, and at small m it may send nothing over the link, step after
-step.
+`split_table` is what kernels look it up in (kernels/triton/split.py). The rule this grew from, which `ft bench bw`
+shows beside it (profile.py): q* = m * B_P / B_H of m missing experts cross the link, B_P the link's and B_H the host
+memory's bandwidth, which the CPU and the link share; rounded. It knows no fixed costs, and at small m it may send
+nothing over the link, step after step.
 
 numpy is imported where tables are made: predictions are told also where there is none.
 """
@@ -130,8 +130,3 @@ def table_by_costs(costs: LaneCosts, rows: int, top_k: int) -> numpy.typing.NDAr
 def forced_share(misses: int, cpu: float) -> int:
     """How many to fetch where a fixed share `cpu`, 0..1, goes to the CPU."""
     return min(max(misses - math.floor(cpu * misses + 0.5), 0), misses)
-
-
-def published_share(misses: int, link_bandwidth: float, host_bandwidth: float) -> int:
-    """round(q*), q* = misses * B_P / B_H, at most `misses`. Bandwidths in one unit."""
-    return min(misses, math.floor(misses * link_bandwidth / host_bandwidth + 0.5))

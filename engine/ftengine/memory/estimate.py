@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ftengine.formats.format import BF16, ExpertLayout, Format
+from ftengine.formats.format import BF16, ExpertLayout, Format, ScaleKind
 from ftengine.memory.plan import ITEM_BYTES
 from ftengine.weights.source import Described, TensorFacts
 
@@ -19,6 +19,7 @@ CHUNK = 64  # tokens of a chunk of the Gated DeltaNet rule
 DECODE_ROWS = 16  # of the largest decode step
 
 EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.\d+\.(gate_proj|up_proj|down_proj)\.weight")
+ROUTER = re.compile(r"layers\.(\d+)\.mlp\.gate\.weight")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class WeightSizes:
     experts: int = 0  # of a layer, a number
     layers: int = 0  # with routed experts, a number
     banks: int = 0  # of all routed experts together
+    next_routers: int = 0  # of what prefetching asks, besides `dense`: the routers of all MoE layers but the first
 
     @property
     def total(self) -> int:
@@ -47,6 +49,7 @@ def weight_sizes(source: Described, text_config: Mapping[str, Any]) -> WeightSiz
         experts=experts if layouts else 0,
         layers=len(layouts),
         banks=sum(experts * layout.block_bytes for layout in layouts),
+        next_routers=_next_routers(source) if layouts else 0,
     )
 
 
@@ -159,6 +162,16 @@ def _widest(text_config: Mapping[str, Any]) -> int:
     attention = (2 * heads + 2 * _number(text_config, "num_key_value_heads", heads)) * _head_dim(text_config)
     keys, values, linear_heads = _linear_sizes(text_config)
     return max(attention, 2 * (keys + values + linear_heads))
+
+
+def _next_routers(source: Described) -> int:
+    """Of those that models/gpu/next_routers.py makes: without scales, so that columns can be multiplied in place."""
+    tensors = source.tensors()
+    found = {int(match[1]): facts for name, facts in tensors.items() if (match := ROUTER.fullmatch(name))}
+    following = [found[layer] for layer in sorted(found)[1:]]
+    return sum(
+        math.prod(each.shape) * each.format.bits // 8 for each in following if each.format.scales is ScaleKind.NONE
+    )
 
 
 def _expert(name: str, facts: TensorFacts) -> re.Match[str] | None:

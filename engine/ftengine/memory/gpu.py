@@ -15,6 +15,7 @@ import msgspec
 
 from ftengine.config import CACHE_SIZES, EngineConfig, Resolved
 from ftengine.errors import ConfigError
+from ftengine.memory import compiler
 from ftengine.memory.machine import available_memory
 from ftengine.memory.sizes import gigabytes
 
@@ -24,6 +25,8 @@ LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores
 PROBE_SECONDS = 30.0  # a driver that has slept takes some seconds for each GPU
 INIT_SECONDS = 60.0
 ON_CPU = "ft serve --device cpu"
+# Without any of them no GPU of this machine can be reached; /dev/dxg is WSL 2's
+DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 # The first driver of each CUDA, on Linux: release notes of the CUDA toolkit, "CUDA Driver" table
 FIRST_DRIVERS = {11: "450", 12: "525", 13: "580"}
 
@@ -87,7 +90,7 @@ def choose_device(asked: str, gpu: Gpu | NoGpu, torch_cuda: str | None) -> Resol
         assert isinstance(gpu, Gpu)
         among = f", the first of {gpu.count}; CUDA_VISIBLE_DEVICES chooses" if gpu.count > 1 else ""
         return Resolved("cuda", f"{gpu}{among}")
-    mend = newer_driver(torch_cuda) if isinstance(gpu, Gpu) and is_old(gpu.cuda, torch_cuda) else ""
+    mend = _mend(lacking, gpu, torch_cuda)
     if asked == "cuda":
         raise ConfigError(f"no GPU here: {lacking}", f"{mend}; until then {ON_CPU}" if mend else ON_CPU)
     return Resolved("cpu", f"{lacking}; {mend}" if mend else lacking)
@@ -106,7 +109,16 @@ def unusable(gpu: Gpu | NoGpu, torch_cuda: str | None) -> str | None:
         return f"its driver knows CUDA {dotted(gpu.cuda)}, PyTorch is built for {torch_cuda}"
     if importlib.util.find_spec("triton") is None:
         return "Triton, which comes with PyTorch's CUDA builds, is not installed"
-    return None
+    found = compiler.lacking()
+    return None if found is None else found.reason
+
+
+def _mend(lacking: str, gpu: Gpu | NoGpu, torch_cuda: str | None) -> str:
+    """What helps against that, empty where only this machine's owner knows."""
+    if isinstance(gpu, Gpu) and is_old(gpu.cuda, torch_cuda):
+        return newer_driver(torch_cuda)
+    found = compiler.lacking()
+    return found.mend if found is not None and found.reason == lacking else ""
 
 
 def is_old(cuda: int | None, torch_cuda: str | None) -> bool:
@@ -132,11 +144,35 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
+def refuse_at_once(config: EngineConfig) -> None:
+    """What a start without a GPU would refuse after seconds, in the same words, where a look tells that there is none.
+
+    Raises ConfigError. Nothing is asked where there may be a GPU: the start itself does that, beside other work.
+    """
+    if config.device == "cpu":
+        refuse_without_gpu(config, "--device cpu was given")
+    if config.device not in ("auto", "cuda") or (config.device == "auto" and needs_gpu(config) is None):
+        return
+    if not may_be_there() and isinstance(found := probe(), NoGpu):
+        refuse_without_gpu(config, choose_device(config.device, found, None).reason)
+
+
+def may_be_there() -> bool:
+    """A look that asks no driver; False where there is no GPU for certain."""
+    return any(Path(node).exists() for node in DEVICE_NODES)
+
+
+def needs_gpu(config: EngineConfig) -> str | None:
+    """The setting that only a GPU gives a meaning to, as a flag is named; None without any."""
+    if config.moe_backend not in ("auto", "cpu"):
+        return f"moe_backend {config.moe_backend}"
+    others = ("memory_ratio", *CACHE_SIZES, "moe_cpu_threads")
+    return next((name for name in others if getattr(config, name) is not None), None)
+
+
 def refuse_without_gpu(config: EngineConfig, reason: str) -> None:
     """Raises ConfigError for settings that only a GPU gives a meaning to. reason: why there is none, a clause."""
-    backend = f"moe_backend {config.moe_backend}" if config.moe_backend not in ("auto", "cpu") else None
-    others = ("memory_ratio", *CACHE_SIZES, "moe_cpu_threads")
-    given = backend or next((name for name in others if getattr(config, name) is not None), None)
+    given = needs_gpu(config)
     if given is not None:
         what = f"--{given.replace('_', '-')}"
         plain = f"ft serve --model {shlex.quote(config.model_dir)}"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import platform
+import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+ADDRESS_LIMIT, NO_ADDRESS_LIMIT = "ulimit -v", "ulimit -v unlimited"  # what sets a bound, and what takes it away
 UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
 
@@ -17,6 +21,15 @@ def cpu_flags() -> frozenset[str]:
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+def cpu_name(cpuinfo: str | None = None) -> str:
+    """As the system calls the processor, "x86_64" where it has no name for it. cpuinfo: /proc/cpuinfo's text, None to
+    read it. What is measured of a machine is kept under this name, by one program for another.
+    """
+    text = _read(Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    found = re.search(r"^(?:model name|Model)[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def usable_cpus() -> int:
@@ -61,11 +74,18 @@ def available_memory() -> tuple[int, str]:
     """Bytes that can be allocated now without swapping, and what sets that bound."""
     import psutil
 
-    system = int(psutil.virtual_memory().available)
-    limit = cgroup_memory()
-    if limit is not None and limit < system:
-        return limit, "memory limit of the cgroup"
-    return system, "free memory of the machine"
+    bounds = [(int(psutil.virtual_memory().available), "free memory of the machine")]
+    if (limit := cgroup_memory()) is not None:
+        bounds.append((limit, "memory limit of the cgroup"))
+    if (addresses := address_limit()) is not None:
+        bounds.append((max(0, addresses - int(psutil.Process().memory_info().vms)), ADDRESS_LIMIT))
+    return min(bounds, key=lambda bound: bound[0])
+
+
+def address_limit() -> int | None:
+    """Bytes that this process may map altogether; None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _folders(root: Path, controller: str, membership: str | None) -> Iterator[Path]:

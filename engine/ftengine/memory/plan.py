@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ftengine.config import EngineConfig, Resolved
 from ftengine.errors import ConfigError
-from ftengine.memory.machine import cgroup_cpus, cpu_flags, usable_cpus
+from ftengine.memory.machine import ADDRESS_LIMIT, NO_ADDRESS_LIMIT, cgroup_cpus, cpu_flags, usable_cpus
 from ftengine.memory.prompts import Below, plan_anchors, plan_below, slot_bytes, slots_running
 from ftengine.memory.sizes import GIB, gigabytes, typed
 
@@ -24,6 +24,7 @@ KV_SHARE = 0.6  # of the memory left after the weights
 ANCHOR_SHARE = 4  # 1/4 of the same is for anchors by default: there is no tier in host memory besides
 PREFILL_CHUNK = 2048  # tokens
 MANY_CPUS = 8
+ALL_CPUS = "CPUs this process may use"
 
 
 def resolve_dtype(asked: str, flags: frozenset[str] | None = None, device: str = "cpu") -> Resolved[str]:
@@ -39,31 +40,39 @@ def resolve_dtype(asked: str, flags: frozenset[str] | None = None, device: str =
 
 
 def resolve_threads(asked: int | None) -> Resolved[int]:
-    """Compute threads: the CPUs this process may run on, or less where a cgroup limits its CPU time."""
+    """Compute threads: the CPUs this process may run on, or less where a cgroup limits its CPU time.
+
+    Never more than there are CPUs: each step would wait for threads that wait for each other's core.
+    """
+    allowed = usable_cpus()
     if asked is not None:
-        return Resolved(asked, "asked for")
-    allowed, quota = usable_cpus(), cgroup_cpus()
+        return Resolved(asked, "asked for") if asked <= allowed else Resolved(allowed, f"{asked} asked for, {ALL_CPUS}")
+    quota = cgroup_cpus()
     if quota is not None and quota < allowed:
         return Resolved(quota, "CPU limit of the cgroup")
-    return Resolved(allowed, "CPUs this process may use")
+    return Resolved(allowed, ALL_CPUS)
 
 
 def lane_threads(config: EngineConfig) -> Resolved[int]:
-    """Of those that compute experts beside a GPU.
+    """Of those that compute experts beside a GPU."""
+    if config.moe_cpu_threads is not None:
+        return resolve_threads(config.moe_cpu_threads)
+    if config.threads is not None:
+        return Resolved(resolve_threads(config.threads).value, "as many as threads")
+    return default_lane_threads()
+
+
+def default_lane_threads() -> Resolved[int]:
+    """Where nothing else was asked for: also what lanes are measured with before there is a model.
 
     Where there are MANY_CPUS, two are left to the engine's other threads (scheduler/cores.py keeps them there) and the
     server: with one, a thread of the lane lost its core for 3-4 ms now and then, and the step waited for it. On 16 CPUs
     beside an H200, a quarter of the experts in slots: 264 tokens/s, 54 ms at worst between two tokens with 15 threads,
     274 and 15 with 14, 272 and 14 with 12.
     """
-    if config.moe_cpu_threads is not None:
-        return Resolved(config.moe_cpu_threads, "asked for")
-    if config.threads is not None:
-        return Resolved(config.threads, "as many as threads")
-    cpus = usable_cpus()
-    if cpus >= MANY_CPUS:
-        return Resolved(cpus - 2, "CPUs this process may use, less two")
-    return Resolved(max(1, cpus - 1), "CPUs this process may use, less one")
+    cpus = resolve_threads(None)
+    left, words = (2, "two") if cpus.value >= MANY_CPUS else (1, "one")
+    return Resolved(max(1, cpus.value - left), f"{cpus.reason}, less {words}")
 
 
 def resolve_prefill(config: EngineConfig) -> Resolved[int]:
@@ -104,7 +113,7 @@ def check_memory(config: EngineConfig, weights: int, token_bytes: int, available
     whole = f"the weights need {gigabytes(weights)} and {tokens} tokens of keys and values {gigabytes(kept)}"
     limit = f"of {gigabytes(available)} available ({source}) {gigabytes(room)} can be used"
     if least > room:
-        raise ConfigError(f"{whole}, but {limit}", "ft list")
+        raise ConfigError(f"{whole}, but {limit}", _mend(config, room - weights, token_bytes, source))
     for name in ("cache_device", "cache_host"):
         asked = getattr(config, name) or 0
         if least + asked > room:
@@ -113,6 +122,22 @@ def check_memory(config: EngineConfig, weights: int, token_bytes: int, available
                 f"{whole}, and {flag} is {gigabytes(asked)}, but {limit}", f"ft serve {flag} {typed(room - least)}"
             )
         least += asked
+
+
+def _mend(config: EngineConfig, room: int, token_bytes: int, source: str) -> str:
+    if source == ADDRESS_LIMIT:
+        return NO_ADDRESS_LIMIT
+    return _fewer_tokens(config, room, token_bytes) or "ft list"
+
+
+def _fewer_tokens(config: EngineConfig, room: int, token_bytes: int) -> str:
+    """The command with as many tokens as `room` bytes hold, as many as there were by default; empty if too few do."""
+    tokens = _affordable(room, token_bytes) or 0
+    tokens -= tokens % config.page_size
+    if tokens < SMALLEST_CONTEXT:
+        return ""
+    flags = [name for name in ("kv_tokens", "context") if (getattr(config, name) or 0) > tokens]
+    return " ".join(["ft serve", *(f"--{name.replace('_', '-')} {tokens}" for name in flags)]) if flags else ""
 
 
 def check_banks(banks: int, available: int, source: str) -> None:
@@ -227,6 +252,6 @@ def _fitting(
         raise ConfigError(
             f"keys and values of {tokens} tokens need {gigabytes(tokens * token_bytes)}, "
             f"{gigabytes(max(room, 0))} can be used",
-            f"ft serve --context {max(affordable or 0, SMALLEST_CONTEXT)}",
+            _fewer_tokens(config, room, token_bytes) or f"ft serve --context {max(affordable or 0, SMALLEST_CONTEXT)}",
         )
     return Resolved(tokens, wanted.reason)

@@ -27,7 +27,8 @@ ENDS = 8  # without recurrent state only the end of a path needs one: of each ru
 
 # A session of 60,000 tokens of Qwen3.6 is 1.2 GiB of keys and values and forty states of 61 MiB: 3.6 GiB.
 HOST_SHARE, HOST_CAP = 4, 4 * GIB
-DISK_SHARE, DISK_CAP = 10, 20 * 10**9  # five such sessions, or the beginnings of many
+# In files, with a state about every 450 tokens, it is 9 GB.
+DISK_SHARE, DISK_CAP = 10, 20 * 10**9  # two such sessions, or the beginnings of many
 TRANSIT_SHARE = 8  # of the host memory left, for what goes through it only
 
 

@@ -1,17 +1,20 @@
 """Divides the GPU's memory before anything is loaded, each part with its reason; refuses with numbers. Torch-free.
 
 In this order: dense weights, workspace, recurrent states of running sequences, keys and values of one context, anchors,
-which prompts go on from, and slots for routed experts with the rest. When all experts fit, what is then left holds more
-keys and values. Nothing here measures: sizes come from headers (memory/estimate.py), the free memory from
-the driver (memory/gpu.py).
+which prompts go on from, and slots for routed experts with the rest, beside what foretells which of them a layer will
+need. When all experts fit, what is then left holds more keys and values. Nothing here measures: sizes come from headers
+(memory/estimate.py), the free memory from the driver (memory/gpu.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ftengine.config import EngineConfig, Resolved
 from ftengine.errors import ConfigError
+from ftengine.memory import estimate
 from ftengine.memory.estimate import WeightSizes
 from ftengine.memory.plan import DEFAULT_RUNNING, SMALLEST_CONTEXT, check_context
 from ftengine.memory.prompts import plan_anchors, slot_bytes, slots_running, staging_bytes
@@ -43,6 +46,19 @@ class Demand:
     top_k: int  # experts a token
     max_context: int  # the checkpoint's limit, tokens
 
+    @staticmethod
+    def of(sizes: WeightSizes, text_config: Mapping[str, Any], dtype: str, max_context: int) -> Demand:
+        """dtype: of activations, keys and values."""
+        return Demand(
+            weights=sizes,
+            workspace=estimate.decode_workspace(text_config),
+            prefill=estimate.prefill_bytes_per_token(text_config, dtype),
+            token=estimate.kv_bytes_per_token(text_config, dtype),
+            state=estimate.state_bytes(text_config),
+            top_k=estimate.experts_per_token(text_config),
+            max_context=max_context,
+        )
+
 
 @dataclass(frozen=True)
 class DevicePlan:
@@ -62,6 +78,7 @@ class DevicePlan:
     staging: Resolved[int]  # experts that are there for one layer of one step only
     resident: bool  # every expert has its own slot, for good
     used: int  # all of it together
+    next_routers: int = 0  # what is asked which experts to prefetch; only where there are slots, and not for all
     notes: tuple[str, ...] = ()  # what other settings would give
 
     def parts(self, demand: Demand) -> dict[str, int]:
@@ -71,6 +88,7 @@ class DevicePlan:
             "workspace": self.workspace,
             "states and anchors": (self.state_slots.value + SPARE) * self.slot,
             "keys and values": self.kv_tokens.value * demand.token,
+            "next routers": self.next_routers,
             "expert slots": self.slots.value * demand.weights.block,
             "staging": self.staging.value * demand.weights.block,
         }
@@ -125,7 +143,8 @@ class _Planner:
         self._take(f"{anchors.value} anchors", anchors.value * self.slot, "ft serve --cache-device 0")
         slots, staging = self._experts(running.value, smaller)
         everything = slots.value == demand.weights.total
-        self.left -= (slots.value + staging.value) * demand.weights.block
+        next_routers = self._next_routers(slots.value, staging.value)
+        self.left -= next_routers + (slots.value + staging.value) * demand.weights.block
         if everything:
             kv_tokens = self._more_kv_tokens(kv_tokens, context.value, running.value)
         why = f"{taken} running, {anchors.value} anchors ({anchors.reason})"
@@ -144,6 +163,7 @@ class _Planner:
             staging=staging,
             resident=everything and slots.value > 0 and not staging.value,
             used=self.budget.value - self.left,
+            next_routers=next_routers,
             notes=tuple(self._notes(kv_tokens.value, slots.value)),
         )
 
@@ -247,7 +267,7 @@ class _Planner:
         if backend in ("auto", "resident") and all_asked and fit >= weights.total:
             return Resolved(weights.total, "all fit"), Resolved(0, "every expert has its slot")
         staging = self._staging(asked, running, smaller)
-        room = max(0, self.left // weights.block - staging.value)
+        room = max(0, (self.left - weights.next_routers) // weights.block - staging.value)
         if backend == "cpu":
             return Resolved(0, "moe_backend cpu: the CPU computes them in decode"), staging
         if asked is None:
@@ -260,6 +280,10 @@ class _Planner:
                 f"ft serve --moe-cache-size {room}",
             )
         return asked, staging
+
+    def _next_routers(self, slots: int, staging: int) -> int:
+        """Copies of experts before their layer begins need slots; where every expert has its own, nothing is copied."""
+        return self.demand.weights.next_routers if slots and staging else 0
 
     def _asked_slots(self) -> Resolved[int] | None:
         config, weights = self.config, self.demand.weights

@@ -15,7 +15,8 @@ the device: it can be queued behind that step and take them there. What holds th
   after which that is due.
 - The host changes no row of logits and draws no token itself. Where the device has to leave a token to the host after
   all (WIDE), the step ahead went on with another token: its row is discarded, its random number taken back, and the
-  sequence begins anew from the prefix cache. That happens once a request: it is never launched ahead again.
+  sequence begins anew from the prefix cache. That happens once a request: it is never launched ahead again. If the
+  host's token ends the answer, its recurrent state is given up, for the step ahead is changing it.
 
 Admission goes on meanwhile: what it copies comes later in the stream, what it admits prefills in the step after.
 """

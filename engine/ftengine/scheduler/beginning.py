@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftengine.config import EngineConfig, Resolved
 from ftengine.memory.estimate import WeightSizes
+from ftengine.memory.machine import available_memory
 from ftengine.scheduler.timeline import Timeline
 from ftengine.weights.checkpoint import Checkpoint
 
@@ -20,7 +21,7 @@ Progress = Callable[[str, float], None]  # stage, fraction 0..1 of the whole sta
 
 @dataclass(frozen=True)
 class Beginning:
-    """What is known before weights are read, whatever the device. sizes: of the weights."""
+    """What is known before weights are taken, whatever the device. sizes: of the weights."""
 
     config: EngineConfig
     checkpoint: Checkpoint
@@ -31,6 +32,11 @@ class Beginning:
     progress: Progress
     timeline: Timeline
     wake: Callable[[], None] = lambda: None  # ends a wait of the step loop for frames; from any thread
+    unread: Resolved[int] | None = None  # the memory that was available before reading began; None: it did not yet
+
+    def available(self) -> Resolved[int]:
+        """Bytes of memory for weights and all else, those that were read already included, and what bounds them."""
+        return self.unread or Resolved(*available_memory())
 
 
 @dataclass(frozen=True)

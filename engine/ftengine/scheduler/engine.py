@@ -56,7 +56,6 @@ class Engine:
         self._step: Step | None = None
         self._next: Step | None = None  # launched ahead of the end of `_step`, or of its being begun
         self._ended = 0.0  # when the last step did
-        self._leaving: list[Job] = []  # cancelled while a step computes for them
         self._stalled = False  # the last plan was empty
 
     @property
@@ -86,15 +85,11 @@ class Engine:
     def cancel(self, request_id: str) -> list[Event]:
         """Ends the request now; what it computed stays in the prefix cache. Ids not known are ignored.
 
-        One that a begun step computes for ends with the step: the device is writing its pages and its state.
+        Between two steps only: while one computes, the device is writing pages and states.
         """
+        assert self._step is None, "cancelled while a step computes"
         job = self.scheduler.jobs.get(request_id)
-        if job is None:
-            return []
-        if self._step is not None and self._step.computes(job.sequence):
-            self._leaving.append(job)
-            return []
-        return [self._finish(job, FinishReason.CANCELLED, [])]
+        return [] if job is None else [self._finish(job, FinishReason.CANCELLED, [])]
 
     def admit(self) -> list[Event]:
         """Lets waiting requests run as far as they fit. Apart from `step`, so that the front hears of it before."""
@@ -155,7 +150,7 @@ class Engine:
             self.counters.stepped(len(work), step.prefilled, seconds)
         chosen = dict(zip(step.sampling, choices, strict=True))
         self._part(step, {job.sequence for job, choice in chosen.items() if choice is None})
-        return self._advance(work, chosen) + self._let_go()
+        return self._advance(work, chosen)
 
     def _advance(self, work: list[Work], chosen: dict[Job, Choice | None]) -> list[Event]:
         """What the step computed becomes the sequences' own. chosen: the next token where one was sampled."""
@@ -169,8 +164,10 @@ class Engine:
             choice = chosen.get(job)
             self.cache.commit(item.sequence, ending=choice is not None and self._ends(job, choice) is not None)
             if choice is not None:
-                events.append(self._append(job, choice))
-                if job.sampling.wide and self._discard(job):
+                # Where the host had to draw the token, the step ahead went on with another one.
+                astray = job.sampling.wide and self._discard(job)
+                events.append(self._append(job, choice, halfway=astray))
+                if astray and job.id in self.scheduler.jobs:
                     job.sampling.take_back()
                     self.scheduler.restart(job)
         return events
@@ -257,24 +254,31 @@ class Engine:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(job.sequence.tokens) + 1 >= job.length_limit else None
 
-    def _append(self, job: Job, choice: Choice) -> Output:
+    def _append(self, job: Job, choice: Choice, *, halfway: bool) -> Output:
+        """halfway: its state is not the one after the tokens before this one."""
         sequence, reason = job.sequence, self._ends(job, choice)
         sequence.status = SequenceStatus.DECODE
         sequence.tokens.append(choice.token)
         self.counters.tokens.generated += 1
         logprobs = None if choice.logprob is None else [choice.logprob]
         if reason is not None:
-            return self._finish(job, reason, [choice.token], logprobs)
+            return self._finish(job, reason, [choice.token], logprobs, halfway=halfway)
         return Output(job.id, [choice.token], sequence.cached, logprobs=logprobs)
 
     def _finish(
-        self, job: Job, reason: FinishReason, tokens: list[int], logprobs: list[TokenLogprob] | None = None
+        self,
+        job: Job,
+        reason: FinishReason,
+        tokens: list[int],
+        logprobs: list[TokenLogprob] | None = None,
+        *,
+        halfway: bool = False,
     ) -> Output:
         if self._next is not None and self._next.computes(job.sequence):
             self._next.parting.add(job.sequence)
             self.scheduler.part(job)
         else:
-            self.scheduler.remove(job)
+            self.scheduler.remove(job, halfway=halfway)
         job.sequence.finish = reason
         if reason is FinishReason.CANCELLED:
             self.counters.requests.cancelled += 1
@@ -304,13 +308,7 @@ class Engine:
             jobs = list(self.scheduler.jobs.values())
         for sequence in step.parting:
             self.scheduler.parted(sequence, halfway=True)
-        self._leaving.clear()
         return [self._fail(job, message, halfway=True, overloaded=exhausted) for job in jobs]
-
-    def _let_go(self) -> list[Event]:
-        """Those that were cancelled meanwhile and did not end by themselves."""
-        leaving, self._leaving = self._leaving, []
-        return [event for job in leaving for event in self.cancel(job.id)]
 
     def _job(self, item: Work) -> Job:
         return self.scheduler.jobs[item.sequence.request.id]

@@ -24,8 +24,7 @@ from ftengine.memory.gpu import ON_CPU
 from ftengine.memory.plan import lane_threads
 from ftengine.memory.sizes import gigabytes
 from ftengine.memory.vram import DevicePlan
-from ftengine.models.gpu.setup import Strategy
-from ftengine.models.gpu.strategy import Lanes, choose
+from ftengine.models.gpu.strategy import Lanes, Strategy, choose
 
 log = logging.getLogger(__name__)
 

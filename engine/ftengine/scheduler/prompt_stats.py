@@ -22,7 +22,7 @@ class AdmissionStats(msgspec.Struct):
     reused: int
     tier: str  # "device", "host" or "disk"; "": nothing was reused
     boundary: str  # kind of the place it went on from; "": any token would do, or nothing was reused
-    changed: int  # the first token that the session, or if it is new any other, did not have
+    changed: int  # the first token that is new: to the session, or if that is new to any other, and to all tiers
 
 
 class TierStats(msgspec.Struct):
@@ -66,9 +66,11 @@ def prompt_stats(cache: SequenceCache, running: int) -> PromptStats:
 
 
 def _admission(found: Admission) -> AdmissionStats:
+    """`changed` as the front's log has it (api/calls.py): the disk may know prompts of servers before."""
     reused = found.reused
     kind = "" if reused.kind is None else reused.kind.value
-    return AdmissionStats(found.session, found.side, found.prompt, reused.tokens, reused.tier, kind, reused.changed)
+    changed = max(reused.changed, reused.tokens)
+    return AdmissionStats(found.session, found.side, found.prompt, reused.tokens, reused.tier, kind, changed)
 
 
 def _tiers(cache: SequenceCache, running: int) -> Iterator[TierStats]:

@@ -28,10 +28,10 @@ LOADED = 0.9  # the fraction at which the weights are in
 def start_on_cpu(begin: Beginning) -> Started:
     """Raises FtError or MemoryError."""
     config, checkpoint, progress = begin.config, begin.checkpoint, begin.progress
-    memory, bound = available_memory()
+    memory = begin.available()
     token_bytes = estimate.kv_bytes_per_token(checkpoint.text_config, begin.dtype.value)
     weight_bytes = begin.sizes.dense + begin.sizes.banks
-    check_memory(config, weight_bytes, token_bytes, memory, bound)
+    check_memory(config, weight_bytes, token_bytes, memory.value, memory.reason)
 
     def loading(stage: str, done: float) -> None:
         progress(stage, LOADED * done)
@@ -40,7 +40,7 @@ def start_on_cpu(begin: Beginning) -> Started:
     model = load(checkpoint, options)
     if saving := advice(begin.weights, checkpoint.path, weight_bytes, begin.timeline.mark("weights")):
         log.info(saving)
-    return serve_on_cpu(begin, model, Resolved(memory, bound))
+    return serve_on_cpu(begin, model, memory)
 
 
 def serve_on_cpu(begin: Beginning, model: Model, memory: Resolved[int]) -> Started:

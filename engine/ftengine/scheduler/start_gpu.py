@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ftengine import switches
 from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache, kv_bytes_per_token, state_bytes
 from ftengine.config import EngineConfig, Resolved
 from ftengine.core import CacheLayout, Request, SamplingParams
 from ftengine.errors import ConfigError, FtError
-from ftengine.experts.online import asked_for as split_asked_for
 from ftengine.experts.pinned import PinLimits, pin_limits
 from ftengine.kernels.triton.delta_prefill import load_library
-from ftengine.kernels.triton.precompile import load_compiler
+from ftengine.kernels.triton.precompile import load_compiler, load_sources
 from ftengine.kernels.triton.tuning import use_cache
-from ftengine.memory import estimate, gpu_errors
+from ftengine.memory import gpu_errors
 from ftengine.memory.folders import cache_folder
 from ftengine.memory.gpu import INIT_SECONDS, ON_CPU, Gpu, refuse_without_gpu, within
-from ftengine.memory.machine import available_memory
 from ftengine.memory.plan import check_banks, usable
 from ftengine.memory.prompts import Below, plan_below
 from ftengine.memory.sizes import gigabytes
@@ -40,6 +37,7 @@ from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits
 from ftengine.scheduler.lanes import LaneChoice, choose_lanes
 from ftengine.scheduler.prompt_cache import open_below
+from ftengine.scheduler.reading import short_turns
 from ftengine.scheduler.start_cpu import serve_on_cpu
 from ftengine.weights.ftw.advice import advice
 from ftengine.wire import Failed
@@ -47,7 +45,6 @@ from ftengine.wire import Failed
 log = logging.getLogger(__name__)
 
 LOADED, PREPARED, COMPILED = 0.6, 0.7, 0.95  # fractions of the start
-TURN_SECONDS = 1e-4  # of the interpreter, while a thread imports beside the reading of weights
 WARM_PROMPTS = (97,)  # tokens of prompts computed before the first request, besides the largest step
 
 
@@ -62,7 +59,7 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
         return Resolved("cpu", _too_small(gpu, least_bytes(demand, begin.config), room)), None
     plan = plan_device(begin.config, demand, gpu.free)
     check_environment()
-    memory = Resolved(*available_memory())
+    memory = begin.available()
     check_banks(begin.sizes.banks, memory.value, memory.reason)
     check_pinning(begin.config, begin.sizes.banks, pin_limits())
     left = usable(memory.value) - begin.sizes.banks
@@ -77,8 +74,7 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
 
 def check_environment() -> None:
     """Before anything is read: variables that are looked at once it is. Raises ConfigError."""
-    prefetch_asked_for()
-    split_asked_for()
+    switches.check()
 
 
 def check_pinning(config: EngineConfig, banks: int, limits: PinLimits) -> None:
@@ -97,22 +93,14 @@ def check_pinning(config: EngineConfig, banks: int, limits: PinLimits) -> None:
 
 def demand_of(begin: Beginning) -> Demand:
     """From headers and config.json."""
-    text_config, dtype = begin.checkpoint.text_config, begin.dtype.value
-    return Demand(
-        weights=begin.sizes,
-        workspace=estimate.decode_workspace(text_config),
-        prefill=estimate.prefill_bytes_per_token(text_config, dtype),
-        token=estimate.kv_bytes_per_token(text_config, dtype),
-        state=estimate.state_bytes(text_config),
-        top_k=estimate.experts_per_token(text_config),
-        max_context=begin.checkpoint.max_context,
-    )
+    checkpoint = begin.checkpoint
+    return Demand.of(begin.sizes, checkpoint.text_config, begin.dtype.value, checkpoint.max_context)
 
 
 def _load(
     begin: Beginning, gpu: Gpu, device: Resolved[str], demand: Demand, plan: DevicePlan, below: Below
 ) -> tuple[Resolved[str], Started]:
-    memory = Resolved(*available_memory())
+    memory = begin.available()
     _use_gpu(begin, gpu, plan)
     begin.timeline.mark("CUDA")
     if device.value == "cuda":
@@ -241,22 +229,12 @@ def _first_contact() -> None:
     torch.ones(1, device="cuda").item()
 
 
-@contextlib.contextmanager
-def short_turns() -> Iterator[None]:
-    """Reading is many short calls, and each waits for the thread that imports to give up its turn: 5 ms by default."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(TURN_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
 def _load_compilers(begin: Beginning) -> None:
     """While weights are read."""
     load_compiler()
     if begin.checkpoint.text_config.get("linear_num_value_heads"):
         load_library()
+    load_sources()
 
 
 def _trim(device: torch.device) -> None:

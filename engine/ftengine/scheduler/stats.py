@@ -57,8 +57,8 @@ class CacheCounts(msgspec.Struct):
     state_slots_total: int = 0  # of running sequences and anchors
     anchors: int = 0
     prefix_hits: int = 0  # requests admitted with at least one cached token
-    page_evictions: int = 0
-    anchor_evictions: int = 0
+    page_evictions: int = 0  # cached pages that made way for others, or became useless by the next line
+    anchor_evictions: int = 0  # places to go on from that made way for others
 
 
 class EngineStats(msgspec.Struct):
@@ -146,7 +146,7 @@ class Counters:
             state_slots_total=cache.slots.count,
             anchors=len(cache.tree.anchors),
             prefix_hits=self.prefix_hits,
-            page_evictions=cache.tree.evictions,
+            page_evictions=cache.page_evictions,
             anchor_evictions=cache.anchor_evictions,
         )
 

@@ -15,7 +15,7 @@ import torch
 from ftengine.errors import CheckpointError
 from ftengine.formats.format import ExpertLayout
 from ftengine.formats.matrix import PackedMatrix
-from ftengine.weights.source import TensorFacts, WeightSource
+from ftengine.weights.source import BegunAhead, TensorFacts, WeightSource
 from ftengine.weights.stack import Matrix, packed, stack
 
 Progress = Callable[[str, float], None]
@@ -82,6 +82,15 @@ class WeightLoader:
         """Counts what `read_experts` will read into the progress."""
         layouts = filter(None, map(self.source.expert_layout, range(layers)))
         self._total += sum(experts * layout.block_bytes for layout in layouts)
+
+    def begun_experts(self, layer: int) -> torch.Tensor | None:
+        """Of a layer that has an expert_layout: memory for `read_experts` that is being filled already, if there is."""
+        return self.source.begun_experts(layer) if isinstance(self.source, BegunAhead) else None
+
+    def end_ahead(self) -> None:
+        """Nothing is read before it is asked for any more."""
+        if isinstance(self.source, BegunAhead):
+            self.source.end_ahead()
 
     def read_experts(self, layer: int, out: torch.Tensor) -> None:
         """Of a layer that has an expert_layout: all blocks at once. out: uint8 [E, block_bytes]."""

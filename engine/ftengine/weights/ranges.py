@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -68,15 +68,15 @@ class RangeFile:
         if self.direct is not None:
             os.close(self.direct)
 
-    def read(self, offset: int, out: Bytes) -> int:
+    def read(self, offset: int, out: Bytes, step: int = CHUNK_BYTES) -> int:
         """Fills `out`, contiguous, with the bytes from `offset` on, and returns how many there were.
 
-        Raises CheckpointError when the disk fails.
+        step: bytes of one system call. Raises CheckpointError when the disk fails.
         """
         done = 0
         try:
-            for at in range(0, out.size, CHUNK_BYTES):
-                chunk = out[at : at + CHUNK_BYTES]
+            for at in range(0, out.size, step):
+                chunk = out[at : at + step]
                 count = self._read_chunk(offset + at, chunk, out.size >= MIN_DIRECT_BYTES)
                 done += count
                 if count < chunk.size:
@@ -111,8 +111,8 @@ class RangeReader:
 
     def __init__(self, paths: Sequence[Path], threads: int | None = None) -> None:
         self.files: list[RangeFile] = []
-        count = threads or min(MAX_THREADS, max(MIN_THREADS, os.cpu_count() or 1))
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="read")
+        self.threads = threads or min(MAX_THREADS, max(MIN_THREADS, os.cpu_count() or 1))
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="read")
         try:
             for path in paths:
                 self.files.append(RangeFile(path))
@@ -142,34 +142,40 @@ class RangeReader:
             _fill(file, offset, out)
         else:
             starts = range(0, out.size, CHUNK_BYTES)
-            _finish([self._pool.submit(_fill, file, offset + at, out[at : at + CHUNK_BYTES]) for at in starts])
-        _check_unchanged(file)
+            finish([self._pool.submit(_fill, file, offset + at, out[at : at + CHUNK_BYTES]) for at in starts])
+        self.check(number)
 
     def read_here(self, number: int, offset: int, out: Bytes) -> None:
         """The same, in the calling thread."""
-        _fill(self.files[number], offset, out)
-        _check_unchanged(self.files[number])
+        self.fill(number, offset, out)
+        self.check(number)
+
+    def fill(self, number: int, offset: int, out: Bytes) -> None:
+        """As `read_here`, what is cached in one system call if the system does as it is asked; without `check`."""
+        _fill(self.files[number], offset, out, step=max(1, out.size))
+
+    def check(self, number: int) -> None:
+        """Raises CheckpointError when the file changed since it was opened."""
+        if self.files[number].changed():
+            raise CheckpointError(f"{self.files[number].path} changed while it was read", "ft verify")
 
 
-def _fill(file: RangeFile, offset: int, out: Bytes) -> None:
-    if file.read(offset, out) < out.size:
+def _fill(file: RangeFile, offset: int, out: Bytes, step: int = CHUNK_BYTES) -> None:
+    if file.read(offset, out, step) < out.size:
         raise CheckpointError(f"{file.path} ended while it was read: it changed", "ft verify")
 
 
-def _check_unchanged(file: RangeFile) -> None:
-    if file.changed():
-        raise CheckpointError(f"{file.path} changed while it was read", "ft verify")
-
-
-def _finish(parts: Sequence[Future[Any]]) -> None:
-    """Waits for all: none may write into a buffer that the caller already gave up. Then raises the first error."""
+def finish(parts: Sequence[Future[Any]]) -> None:
+    """Waits for all: none may write into a buffer that the caller already gave up. Then raises the first error, which
+    is CancelledError where their threads were ended meanwhile.
+    """
     try:
         for part in parts:
             part.result()
     finally:
         for part in parts:
-            part.cancel()
-        wait(parts)
+            if not part.cancel():  # it runs, or it is over
+                part.exception()
 
 
 def _open_direct(path: Path, descriptor: int) -> int | None:
@@ -211,7 +217,8 @@ def _read_direct(direct: int, offset: int, out: Bytes, done: int) -> int:
         at, left = offset + done, out.size - done
         skip = at % PAGE
         straight = skip == 0 and left >= PAGE and out[done:].ctypes.data % PAGE == 0
-        target = out[done : done + left // PAGE * PAGE] if straight else _bounce()[: -(-(skip + left) // PAGE) * PAGE]
+        most = min(left, CHUNK_BYTES)  # whoever else waits for the disk, an import say, waits behind all that is asked
+        target = out[done : done + most // PAGE * PAGE] if straight else _bounce()[: -(-(skip + most) // PAGE) * PAGE]
         try:
             count = min(os.preadv(direct, [target.data], at - skip) - skip, left)
         except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ftengine.formats.format import ExpertLayout, Format
 
@@ -67,3 +67,19 @@ class WeightSource(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class BegunAhead(Protocol):
+    """A source that may be reading a layer's experts before `read_experts` asks for them."""
+
+    def begun_experts(self, layer: int) -> torch.Tensor | None:
+        """The memory that they are read to, uint8 [E, block_bytes]: `read_experts` into it waits for them.
+
+        None where nothing was begun. Only of a layer that has an expert_layout.
+        """
+        ...
+
+    def end_ahead(self) -> None:
+        """Nothing is read ahead any more when it returns; a `read_experts` that waits for it raises."""
+        ...

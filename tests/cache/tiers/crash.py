@@ -1,8 +1,9 @@
 """A program that keeps prompts on disk in child processes and kills each at a random moment; prints what it found.
 
 python -m tests.cache.tiers.crash FOLDER ROUNDS SEED. Children are forked, because importing torch takes longer than
-writing does. After each kill the folder is opened as at the next start: nothing is logged as a fault, whatever is found
-is restored and right, nothing unfinished is left, and the budget holds.
+writing does. On a busy machine there are more rounds, until a write was cut off and a record was found. After each kill
+the folder is opened as at the next start: nothing is logged as a fault, whatever is found is restored and right,
+nothing unfinished is left, and the budget holds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.cache.tiers.device import IDENTITY, Bench, open_bench, prompt
 LAYOUT = CacheLayout(2, 1, 64, "float32", ((StateSpec("s", (64, 1024), "float32"),),))  # 256 KiB; a chunk: 512 KiB
 BUDGET = 12 << 20  # less than is written: records are also removed
 PATHS = 40
+MOST = 10  # times the rounds
 
 
 def opened(folder: Path) -> Bench:
@@ -35,15 +37,21 @@ def path(number: int) -> list[int]:
 
 
 def child(folder: Path, seed: int) -> int:
+    """Returns when it begins to keep."""
+    begins, begun = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             chance = random.Random(seed)
             bench = opened(folder)
+            os.write(begun, b"!")
             while True:
                 bench.keep(path(chance.randrange(PATHS)), BoundaryKind.SYSTEM, session=str(chance.randrange(5)))
         finally:
             os._exit(1)
+    os.close(begun)
+    os.read(begins, 1)
+    os.close(begins)
     return pid
 
 
@@ -82,7 +90,9 @@ def main(folder: Path, rounds: int, seed: int) -> int:
     faults = Faults()
     logging.getLogger().addHandler(faults)
     chance, unfinished, found = random.Random(seed), 0, 0
-    for number in range(rounds):
+    for number in range(MOST * rounds):
+        if number >= rounds and unfinished and found:
+            break
         pid = child(folder, seed + number)
         time.sleep(chance.uniform(0.02, 0.15))
         os.kill(pid, signal.SIGKILL)

@@ -147,7 +147,7 @@ class Bench:
         """Waits until nothing waits for the disk."""
         until(lambda: not self.tiers._books.unwritten)
 
-    def close(self, seconds: float = 5.0) -> None:
+    def close(self, seconds: float = 60.0) -> None:
         self.tiers.check_integrity()
         self.tiers.close(seconds)
 
@@ -180,7 +180,7 @@ def open_bench(
     return Bench(device, tiers, sessions)
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it does not come to pass"

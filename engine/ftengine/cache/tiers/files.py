@@ -17,6 +17,7 @@ from pathlib import Path
 from ftengine.private import private_folder
 
 TEMPORARY = ".writing-"
+NO_FILE = (errno.ELOOP, errno.EINVAL)  # Folder.open: what bears the name is no regular file
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,15 @@ class Folder:
 
     @classmethod
     def _private(cls, fd: int, path: Path) -> Folder:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid():
+        try:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+            if stat.S_IMODE(found.st_mode) != 0o700:
+                os.fchmod(fd, 0o700)
+        except BaseException:
             os.close(fd)
-            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
-        if stat.S_IMODE(found.st_mode) != 0o700:
-            os.fchmod(fd, 0o700)
+            raise
         return cls(fd, path)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class Keeping:
         """Side requests' paths are short or soon over, but a sub-agent's tools and system text come again."""
         return self.writer is not None and (not self.kept.side or self.kept.kind is BoundaryKind.SYSTEM)
 
-    def steps(self) -> Iterator[bool]:
+    def steps(self) -> Generator[bool, None, None]:
         try:
             yield from self._copy()
         finally:

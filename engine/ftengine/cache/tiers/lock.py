@@ -22,7 +22,11 @@ class FolderLock:
         """Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = os.open(NAME, flags, 0o600, dir_fd=folder.fd)
-        os.fchmod(self._fd, 0o600)
+        try:
+            os.fchmod(self._fd, 0o600)
+        except BaseException:
+            os.close(self._fd)
+            raise
         self._seen = -1
 
     @contextlib.contextmanager

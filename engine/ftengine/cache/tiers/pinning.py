@@ -38,7 +38,7 @@ Pin = Callable[[torch.Tensor], Outcome]
 
 
 class PinnedWindows:
-    """busy: steps are computed. Set by the step loop; all else is called by one thread."""
+    """busy: steps are computed. The step loop sets it, and reads `nbytes`; all else is called by one thread."""
 
     def __init__(self, arena: Arena, pin: Pin | None, window: int = WINDOW) -> None:
         self._memory = arena.memory
@@ -51,7 +51,7 @@ class PinnedWindows:
 
     @property
     def nbytes(self) -> int:
-        return sum(outcome.nbytes for outcome in self._pinned.values())
+        return sum(outcome.nbytes for outcome in list(self._pinned.values()))  # at once: more may come meanwhile
 
     def pieces(self, view: Bytes) -> list[Bytes]:
         """The view cut where one window ends: a copy must not reach from pinned memory into other one.

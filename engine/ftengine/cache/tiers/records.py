@@ -87,7 +87,7 @@ class Record:
 class Chunk(Record):
     """Keys and values of CHUNK_TOKENS tokens. The root has no parent, no tokens and no content.
 
-    lengths: of the anchors' tails in packed bytes, the longest first; sorted: tokens of children and anchors in order.
+    lengths: of the anchors' tails in packed bytes, the longest first; ordered: tokens of children and anchors in order.
     Both are replaced, never changed: whoever looks things up holds no lock.
     """
 

@@ -1,7 +1,8 @@
 """Restoring a path: records that are in host memory go to the device, those on disk are read and checked ahead of it.
 
 A record that turns out to be damaged leaves the index with all that hangs on it, and the deepest place that is left
-takes over; what was loaded before stays of use, since the path of tokens is the same.
+takes over; what was loaded before stays of use, since the path of tokens is the same. One that cannot be read for
+another reason ends the restore, and stays: the next one may find it in order.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Restoring:
                         self.ticket.reason = ""
                     self._used(held)
                     return
-                if bad is not None:
-                    self._damaged(*bad)
+                if bad is not None and not self._given_up(*bad):
+                    break
             place = self.books.index.find(self.tokens, self.found.tokens, self.start)
         if not self.books.index.stateful:
             self.ticket.tokens = self.start
@@ -96,7 +97,7 @@ class Restoring:
             self.books.hold(records, 1)
         return records
 
-    def _load(self, place: Place) -> tuple[Record, Exception] | None:
+    def _load(self, place: Place) -> tuple[Record, BadRecord | OSError] | None:
         """Puts everything in place; or the first record that could not be read, and why."""
         ahead: deque[_Content] = deque()
         wanted = iter([record for record in place.records(self.start) if record not in self.loaded])
@@ -180,13 +181,17 @@ class Restoring:
                     books.give_back(copy)
         self.passed.clear()
 
-    def _damaged(self, record: Record, error: Exception) -> None:
+    def _given_up(self, record: Record, error: BadRecord | OSError) -> bool:
+        """After it could not be read: whether it is out of the index, and another place can take over."""
         self.ticket.reason = f"a part of it could not be read: {error}"
-        assert self.disk is not None, "only files are damaged"
+        assert self.disk is not None, "only files cannot be read"
         if isinstance(error, FileNotFoundError):
             self.disk.vanished()
+        elif isinstance(error, OSError):
+            return self.disk.unreadable(record, error)
         else:
             self.disk.remove_damaged(record, error)
+        return True
 
     def _used(self, records: list[Record]) -> None:
         now = time.monotonic()

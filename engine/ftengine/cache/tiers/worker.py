@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
 import torch
 
@@ -22,7 +24,7 @@ POLL_SECONDS = 0.05  # while a path waits for memory; the disk's thread ends the
 CLOSED = "the server ends"
 GRACE_SECONDS = 1.0  # that the end may be late: for one record
 
-
+T = TypeVar("T")
 Job = Keeping | Restoring | Callable[[], None]  # the last is done at once
 
 
@@ -34,8 +36,9 @@ class Worker:
         self._meanwhile = meanwhile
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._restores: deque[Restoring] = deque()
-        self._keeps: deque[tuple[Keeping, Iterator[bool]]] = deque()
+        self._keeps: deque[tuple[Keeping, Generator[bool, None, None]]] = deque()
         self._end: float | None = None  # when to leave what is left
+        self._over = False  # nobody takes what is put in any more
         self._thread = threading.Thread(target=self._run, name="prompts", daemon=True)
 
     def start(self) -> None:
@@ -51,6 +54,8 @@ class Worker:
 
     def put(self, job: Job) -> None:
         self._inbox.put(job)
+        if self._over:
+            self._refuse()
 
     def nudge(self) -> None:
         """Memory may have become free, or there is time for what is done meanwhile."""
@@ -63,6 +68,12 @@ class Worker:
         self._thread.join(seconds + GRACE_SECONDS)
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._leave()
+
+    def _work(self) -> None:
         waits, more = False, False
         with torch.no_grad():
             while True:
@@ -70,14 +81,13 @@ class Worker:
                 self._take(wait=(waits or nothing) and self._end is None)
                 waits = False
                 if self._end is not None and (time.monotonic() > self._end or not (self._restores or self._keeps)):
-                    break
+                    return
                 if self._restores:
                     self._restore(self._restores.popleft())
                 elif self._keeps:
                     waits = self._keep()
                     time.sleep(BREATH_SECONDS)
-                more = not (self._restores or self._keeps) and self._meanwhile()
-        self._leave()
+                more = not (self._restores or self._keeps) and bool(_attempt(self._meanwhile))
 
     def _take(self, *, wait: bool) -> None:
         """What was put in, after waiting for it if there is nothing that can go on."""
@@ -90,7 +100,7 @@ class Worker:
                 elif isinstance(job, Keeping):
                     self._keeps.append((job, job.steps()))
                 elif job is not None:
-                    job()
+                    _attempt(job)
         except queue.Empty:
             pass
 
@@ -99,7 +109,8 @@ class Worker:
             job.run()
         except Exception as error:
             self._failed(job.ticket, error)
-        self._done(job.ticket)
+        finally:
+            self._done(job.ticket)
 
     def _keep(self) -> bool:
         """One record. Whether the path waits for memory."""
@@ -120,15 +131,35 @@ class Worker:
 
     def _done(self, ticket: Ticket) -> None:
         ticket.done = True
-        self._wake()
+        _attempt(self._wake)
 
     def _leave(self) -> None:
-        for job, steps in self._keeps:
-            steps.close()  # type: ignore[attr-defined]  # a generator: lets go of what it holds
-            job.ticket.reason = CLOSED
-            self._done(job.ticket)
-        for restore in self._restores:
-            restore.ticket.reason = CLOSED
-            self._done(restore.ticket)
-        self._keeps.clear()
-        self._restores.clear()
+        """Nobody waits for ever for what is left."""
+        self._over = True
+        while self._keeps:
+            job, steps = self._keeps.popleft()
+            _attempt(steps.close)  # lets go of what it holds
+            self._give_up(job.ticket)
+        while self._restores:
+            self._give_up(self._restores.popleft().ticket)
+        self._refuse()
+
+    def _refuse(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._inbox.get_nowait()
+                if isinstance(job, Keeping | Restoring):
+                    self._give_up(job.ticket)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        ticket.tokens, ticket.reason = 0, CLOSED
+        self._done(ticket)
+
+
+def _attempt(call: Callable[[], T]) -> T | None:
+    """None where it fails: the thread has others to serve."""
+    try:
+        return call()
+    except Exception:
+        log.exception("the prompt cache's thread goes on after a fault")
+        return None

@@ -82,7 +82,8 @@ class Mailbox:
 
     The GPU writes ids, weights and rows, then bell[0] = n, the number of the request (1, 2, ...), with system-wide
     release order. The CPU writes `out`, zeros where it adds nothing, then reply[0] = n. One request is under way at a
-    time. error[0] is not 0 once one of them has waited in vain.
+    time. error[0] is not 0 once one of them has waited in vain; error[1] grows by one a second while the CPU's process
+    runs, and the GPU gives up by that.
     """
 
     bell: torch.Tensor  # int32 [16]: number of the request, MoE layer, tokens, experts a token
@@ -137,7 +138,7 @@ class SlotTensors:
     blocks: torch.Tensor  # uint8 [S + G, slot_bytes]
     slots: int  # S
     staging: int  # G
-    ahead: int  # of them, the last ones are, in decode, for prefetched experts that no slot is given up for
+    ahead: int  # the last ones of those: in decode, for prefetched experts that no slot is given up for
     table: torch.Tensor  # int32 [L, E]: the slot that holds an expert, or -1
     keys: torch.Tensor  # int32 [S]: layer * E + expert, or -1
     stamp: torch.Tensor  # int32 [S]: the last step that used a slot

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 # state, int32
-STEP = tl.constexpr(0)  # decode steps so far
+STEP = tl.constexpr(0)  # decode steps so far, modulo 2 ** 32
 TICK = tl.constexpr(1)  # of them since the scale of the scores was last moved
-REQUEST = tl.constexpr(2)  # number of the last request to the CPU
+REQUEST = tl.constexpr(2)  # number of the last request to the CPU, modulo 2 ** 32: days of decoding
 HEAD = tl.constexpr(3)  # of the queue of victims: the first entry that may still be taken
 ARRIVED = tl.constexpr(4)  # rows of the layer under way that are routed
 PENDING = tl.constexpr(5)  # rows that the CPU works on for the layer under way, 0: none
@@ -32,7 +32,6 @@ BUDGET = tl.constexpr(1)  # experts a layer copied in the background, at most AD
 TRACE = tl.constexpr(2)  # not 0: record
 TRIES = tl.constexpr(3)  # layers from one trial of another split to the next, see split.py; 0: none
 PREFETCH_MOST = tl.constexpr(4)  # experts that are prefetched for a layer, at most PREFETCH_MAX; see prefetch.py
-PREFETCH_LEAST = tl.constexpr(5)  # what the routers of a step's rows have to give an expert for that, more than
 CONTROL_SIZE = 16
 
 # record, int32: what a layer of a step did, for the last RECORDED steps
@@ -45,7 +44,7 @@ AT_STEP = tl.constexpr(5)  # STEP + 1
 AT_TIME = tl.constexpr(6)  # BEGAN
 AWAITED = tl.constexpr(7)  # as PREFETCH_AWAITED
 RECORD = tl.constexpr(8)
-RECORDED = tl.constexpr(32)
+RECORDED = tl.constexpr(32)  # a power of two: STEP may have wrapped around
 
 # counters, int64, a row a layer
 HITS = tl.constexpr(0)  # distinct experts of a step found in slots
@@ -59,7 +58,8 @@ STEPS = tl.constexpr(7)
 WAITED = tl.constexpr(8)  # ns that the GPU waited for the CPU
 STAGED = tl.constexpr(9)  # copied over the link for prefill
 SEEDED = tl.constexpr(10)  # of them kept in a slot
-COPIED = tl.constexpr(11)  # ns that copies over the link took: fetched, admitted, staged
+# ns that copies over the link took: fetched, admitted, staged; not prefetched, at whose time `route` counts in this row
+COPIED = tl.constexpr(11)
 LAST_COPY = tl.constexpr(12)  # of them, those of the last `fetch`
 PREFETCHED = tl.constexpr(13)  # copied into slots before their layer began
 FORETOLD = tl.constexpr(14)  # of them, those that it then used: hits, too

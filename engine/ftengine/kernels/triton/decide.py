@@ -118,8 +118,8 @@ def decide(
     # The missing experts by falling worth, and the victims that are left by rising score, face each other.
     taken = (victim[:, None] == slot[None, :]) & hit[None, :]
     free = free & (tl.sum(taken.to(tl.int32), 1) == 0)
-    ahead = (worth[None, :] > worth[:, None]) | ((worth[None, :] == worth[:, None]) & (ids[None, :] < ids[:, None]))
-    rank = tl.sum((ahead & (first & miss)[None, :]).to(tl.int32), 1)
+    before = (worth[None, :] > worth[:, None]) | ((worth[None, :] == worth[:, None]) & (ids[None, :] < ids[:, None]))
+    rank = tl.sum((before & (first & miss)[None, :]).to(tl.int32), 1)
     order, victims, _, place, better = face(rank, fresh, victim, value, free, control)
 
     misses = tl.sum((first & miss).to(tl.int32), 0)

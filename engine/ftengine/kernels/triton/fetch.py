@@ -103,6 +103,14 @@ def words(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.view(torch.int64)
 
 
+@triton.jit
+def copy_piece(origin, target, piece, block_words, PIECE: tl.constexpr):
+    """Of a block of so many int64."""
+    word = piece * PIECE + tl.arange(0, PIECE)
+    inside = word < block_words
+    tl.store(target + word, tl.load(origin + word, inside), inside)
+
+
 @triton.jit(do_not_specialize=["count", "expert", "slot", "copied"])
 def _copy_blocks(
     slots, source, count, expert, slot, copied, counters, prefetch, slot_words, block_words,
@@ -121,11 +129,9 @@ def _copy_blocks(
             tl.store(copied, entries)
     for item in range(bound(tl.program_id(0)), bound(entries * pieces), bound(tl.num_programs(0))):
         entry = item // pieces
-        word = (item % pieces) * PIECE + tl.arange(0, PIECE)
-        inside = word < block_words
         origin = source + tl.load(expert + entry).to(tl.int64) * block_words
         target = slots + tl.load(slot + entry).to(tl.int64) * slot_words
-        tl.store(target + word, tl.load(origin + word, inside), inside)
+        copy_piece(origin, target, item % pieces, block_words, PIECE)
     if TIMED:  # noqa: SIM102 (one is known when the kernel is compiled)
         # No program has more pieces than the first, and all share the link: its time is the kernel's, without atomics.
         # No other kernel writes this counter meanwhile: a layer's copies, and what else counts for it, have an order.

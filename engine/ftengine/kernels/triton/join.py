@@ -33,12 +33,12 @@ from ftengine.kernels.triton.cache_state import (
     WHAT,
 )
 from ftengine.kernels.triton.launch import INTERPRETED, PDL, launch_options, start_next, wait_for_previous
-from ftengine.kernels.triton.system import load_acquire, nanoseconds
+from ftengine.kernels.triton.system import PULSES, STOPPED, load_acquire, nanoseconds, passed
 
-PATIENCE_NS = 20_000_000_000
 POLLS = 2_000_000  # instead of time, in the interpreter: some 20 s
 BLOCK = 2048
-POLLS_A_CHECK = tl.constexpr(64)  # of mailbox.error: each look over the bus takes a microsecond
+# Looks at the reply to one at mailbox.error: each goes over the bus and takes a microsecond
+POLLS_A_CHECK, POLLS_A_PULSE = tl.constexpr(64), tl.constexpr(4096)
 LATE = tl.constexpr(1)  # mailbox.error: the CPU did not answer
 
 
@@ -47,15 +47,16 @@ def join(
 ) -> None:
     """out float32 [T, H] += the CPU's rows where `route` rang for this layer; capturable.
 
-    Waits at most 20 s, then sets mailbox.error to LATE and adds nothing; nor does it wait on where that is set. other:
-    float32 [T, H], contiguous, is added before the wait.
+    Waits for PULSES of the CPU at most (experts/lane.py), and no longer than STOPPED for a CPU that gives none; then it
+    sets mailbox.error to LATE and adds nothing. Nor does it wait on where that is set. other: float32 [T, H],
+    contiguous, is added before the wait.
     """
     rows, width = out.shape
     _join[(rows, triton.cdiv(width, BLOCK))](
         pool.state, pool.counters, pool.record, pool.prefetch,
         mailbox.reply, mailbox.error, mailbox.out, out, out.stride(0), out if other is None else other, width,
         moe_index, len(pool.table),
-        OTHER=other is not None, PATIENCE=POLLS if INTERPRETED else PATIENCE_NS, BLOCK=BLOCK, INTERPRETED=INTERPRETED,
+        OTHER=other is not None, PATIENCE=POLLS if INTERPRETED else STOPPED.value, BLOCK=BLOCK, INTERPRETED=INTERPRETED,
         PDL=PDL, num_warps=4, **launch_options(),
     )  # fmt: skip
 
@@ -80,19 +81,28 @@ def _join(
         tl.store(out + row * stride + column, both, inside)
     if pending > row:
         before = tl.load(out + row * stride + column, inside, 0.0)
-        spent = tl.full((), 0, tl.int64)
+        spent, counted = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
         answered = load_acquire(reply, INTERPRETED) == request
         failed = answered & False
+        given_up = failed
         polls = 0
-        while (answered == 0) & (failed == 0) & (spent < PATIENCE):
+        first = request
+        while (answered == 0) & (failed == 0) & (given_up == 0) & (counted < PATIENCE):
             answered = load_acquire(reply, INTERPRETED) == request
             polls += 1
             if polls % POLLS_A_CHECK == 0:
                 failed = load_acquire(error, INTERPRETED) != 0
+            if polls % POLLS_A_PULSE == 0:
+                pulse = load_acquire(error + 1, INTERPRETED)
+                first = tl.where(polls == POLLS_A_PULSE, pulse, first)
+                given_up = pulse - first >= PULSES
             if INTERPRETED:
                 spent += 1
+                counted += 1
             else:
-                spent = nanoseconds(INTERPRETED) - start
+                now = nanoseconds(INTERPRETED) - start
+                counted += passed(spent, now)
+                spent = now
         if answered:
             more = tl.load(added + row * width + column, inside, 0.0)
             tl.store(out + row * stride + column, before + more, inside)
@@ -100,7 +110,7 @@ def _join(
             tl.store(error, LATE)
         if records:
             line = counters + moe_index * COUNTERS + WAITED
-            tl.store(line, tl.load(line) + spent)
+            tl.store(line, tl.load(line) + counted)
         end = start + spent
     if records:
         _record(state, counters, record, prefetch, tl.where(pending > 0, request, 0), start, end, moe_index, layers)
@@ -118,4 +128,4 @@ def _record(state, counters, record, prefetch, request, start, end, moe_index, l
     line += tl.where(column == DONE, end.to(tl.int32) - began, 0) + tl.where(column == AT_STEP, step + 1, 0)
     awaited = tl.load(prefetch + moe_index * PREFETCH_SIZE + PREFETCH_AWAITED)
     line += tl.where(column == AWAITED, tl.maximum(awaited, 0), 0)
-    tl.store(record + ((step % RECORDED) * layers + moe_index) * RECORD + column, line)
+    tl.store(record + ((step & (RECORDED - 1)) * layers + moe_index) * RECORD + column, line)

@@ -29,7 +29,6 @@ from ftengine.kernels.triton.cache_state import (
     LRU,
     PREFETCH_DONE,
     PREFETCH_EXPERT,
-    PREFETCH_LEAST,
     PREFETCH_LIST,
     PREFETCH_MAX,
     PREFETCH_MOST,
@@ -45,15 +44,15 @@ from ftengine.kernels.triton.cache_state import (
     used,
 )
 from ftengine.kernels.triton.decide import face
-from ftengine.kernels.triton.fetch import PIECE, PREFETCH_PROGRAMS, WARPS, Bank, words
+from ftengine.kernels.triton.fetch import PIECE, PREFETCH_PROGRAMS, WARPS, Bank, copy_piece, words
 from ftengine.kernels.triton.portable import bound
 from ftengine.kernels.triton.topk import most_probable, total_mass
 from ftengine.kernels.triton.victims import window_of
 
 WINDOW = 64  # of the queue, where victims are looked for
-LEAST_RIGHT = tl.constexpr(0.4)  # of what was listed for a layer lately was used, or it rests
+LEAST_RIGHT = tl.constexpr(0.4)  # of what was listed for a layer lately was used, or prefetching for it rests
 AGAIN = tl.constexpr(16)  # and is tried every so many steps
-RESTS = tl.constexpr(64)  # one of so many lists is empty: what a layer takes without is learnt from those (learner.py)
+RESTS = tl.constexpr(64)  # one of so many lists is empty: layers without copies are learnt from (learner.py)
 
 
 def choose(pool: SlotTensors, moe_index: int, logits: torch.Tensor, top_k: int) -> None:
@@ -131,7 +130,7 @@ def _list(
     turn = tick + moe_index
     trusted = ((rate < 0) | (rate >= LEAST_RIGHT * RIGHT) | (turn % AGAIN == 0)) & (turn % RESTS != RESTS - 1)
     most = tl.where(trusted, tl.load(control + PREFETCH_MOST) - waiting, 0.0)
-    wanted = (chance > tl.load(control + PREFETCH_LEAST)) & (entry < most)
+    wanted = (chance > 0.0) & (entry < most)
 
     head, victim, value, free, old = window_of(queue, queue_score, stamp, keys, state, slots, W)
     own = (old >= row) & (old < row + experts)
@@ -145,8 +144,10 @@ def _list(
     _, _, facing, place, better = face(entry, fresh, victim, value, free, control)
     better = better & wanted
     half = ahead // 2
+    # The list ends with the first one that finds no place: what comes after it is less probable.
     listed = tl.cumsum((wanted & (better | (entry < half)) == 0).to(tl.int32), 0) == 0
     better = better & listed
+    # Layers take turns with the halves: what the layer before has there is being computed with.
     place = tl.where(better, place, slots + staging - ahead + (moe_index % 2) * half + entry)
     count = tl.sum(listed.to(tl.int32), 0)
 
@@ -191,8 +192,7 @@ def _copy(slots, source, line, state, slot_words, block_words, PIECE: tl.constex
         origin = source + tl.load(line + PREFETCH_EXPERT + entry).to(tl.int64) * block_words
         target = slots + tl.load(line + PREFETCH_SLOT + entry).to(tl.int64) * slot_words
         for piece in range(bound(tl.program_id(0)), bound(pieces), bound(tl.num_programs(0))):
-            word = piece * PIECE + tl.arange(0, PIECE)
-            tl.store(target + word, tl.load(origin + word, word < block_words), word < block_words)
+            copy_piece(origin, target, piece, block_words, PIECE)
         tl.debug_barrier()  # every thread has stored its part
         done = tl.atomic_add(line + PREFETCH_DONE + entry, 1, sem="release", scope="gpu")
         if done == tl.num_programs(0) - 1:

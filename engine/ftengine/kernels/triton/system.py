@@ -57,22 +57,37 @@ def nanoseconds(INTERPRETED: tl.constexpr):
         return globaltimer()
 
 
-PATIENCE = tl.constexpr(20_000_000_000)  # ns
+# How long kernels wait for what should have come within milliseconds: better an error, from which the engine starts
+# again, than a GPU that hangs. They count no more than LOOK from one look at the clock to the next: it jumps where the
+# machine slept, and goes on while other programs have the GPU.
+PATIENCE = tl.constexpr(60_000_000_000)  # ns, for what this GPU does by itself
+PULSES = tl.constexpr(20)  # for the CPU, as many as it says a second: a process that is stopped says nothing, and waits
+STOPPED = tl.constexpr(600_000_000_000)  # ns, for a CPU that says nothing
+LOOK = tl.constexpr(1_000_000)  # ns
+
+
+@triton.jit
+def passed(before, now):
+    """int64: ns between two looks at the clock, as far as they count."""
+    return tl.minimum(tl.maximum(now - before, 0), LOOK)
 
 
 @triton.jit
 def wait_for_count(pointer, least):
     """Until the int32 of the GPU's memory is `least` or more; what was done before it was counted is visible then.
 
-    Not in the interpreter, where everything has its order. After PATIENCE the launch fails: better an error, from which
-    the engine starts again, than a GPU that hangs.
+    Not in the interpreter, where everything has its order. After PATIENCE the launch fails: longer than most stops of a
+    process, which may come while half of a graph is launched.
     """
-    start = globaltimer()
+    spent, last = tl.full((), 0, tl.int64), globaltimer()
     while load_acquire_gpu(pointer) < least:
+        now = globaltimer()
+        spent += passed(last, now)
+        last = now
         tl.inline_asm_elementwise(
             "{ .reg .pred late; setp.gt.s64 late, $1, $2; @late trap; mov.u32 $0, 0; }",
             "=r,l,l",
-            [globaltimer() - start, tl.full((), PATIENCE, tl.int64)],
+            [spent, tl.full((), PATIENCE, tl.int64)],
             tl.int32,
             is_pure=False,
             pack=1,

@@ -105,10 +105,10 @@ def _queue_slots(keys, score, queue, queue_score, state, slots, ROWS: tl.constex
     for start in range(0, bound(slots), COLUMNS):
         other = start + tl.arange(0, COLUMNS)
         rival = _value(other, other < slots, keys, score)
-        ahead = (rival[None, :] < value[:, None]) | (
+        before = (rival[None, :] < value[:, None]) | (
             (rival[None, :] == value[:, None]) & (other[None, :] < mine[:, None])
         )
-        place += tl.sum((ahead & (other < slots)[None, :]).to(tl.int32), 1)
+        place += tl.sum((before & (other < slots)[None, :]).to(tl.int32), 1)
     tl.store(queue + place, mine, here)
     tl.store(queue_score + place, value, here)
     if tl.program_id(0) == 0:

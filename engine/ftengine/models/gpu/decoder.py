@@ -98,11 +98,12 @@ class GpuDecoder:
             lengths = sorted(lengths_of_all_kinds(self.weights, cache.page_size, chunk), reverse=True)
             self._compile(cache, lengths, progress)
             self.experts.wake()
-            self.steps.capture(cache, lambda stage, done: progress(stage, COMPILED + (1 - COMPILED) * done))
+            samples = self.weights.samples()
+            self.steps.capture(cache, lambda stage, done: progress(stage, COMPILED + (1 - COMPILED) * done), samples)
             with tuning():
-                # One and two tokens were timed with the decode steps.
+                # One and two tokens were timed with the decode steps; what is timed is the same for layers of a kind.
                 for tokens in (length for length in lengths if 2 < length <= DECODE_TOKENS):
-                    prefill_step(self.weights, cache, spare_chunk(cache, tokens), self.experts)
+                    prefill_step(samples, cache, spare_chunk(cache, tokens), self.experts)
             torch.cuda.synchronize()
             self.experts.check()
 

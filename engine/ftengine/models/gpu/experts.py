@@ -29,7 +29,9 @@ from ftengine.kernels.triton.route_order import order_routes
 from ftengine.kernels.triton.stage import route_prefill, seed, slots_for_round, stage
 from ftengine.kernels.triton.victims import end_step
 from ftengine.models.gpu.copies import Turns
-from ftengine.models.gpu.setup import GpuSetup, Strategy
+from ftengine.models.gpu.next_routers import next_routers
+from ftengine.models.gpu.setup import GpuSetup
+from ftengine.models.gpu.strategy import Strategy
 from ftengine.models.gpu.weights import DeviceMoe, DeviceWeights
 from ftengine.models.gpu.workspace import DecodeBuffers
 
@@ -58,8 +60,8 @@ class GpuExperts:
         self._early = setup.readable and setup.strategy != "resident"  # there is a `fetch` to overtake
         self._waiting = _waits_for_shared(setup)
         able = setup.readable and setup.slots > 0 and setup.prefetch > 0 and setup.strategy != "resident"
-        # MoE layers whose experts are prefetched
-        self._foretold_layers = {layer.index + 1 for layer in moes if able and layer.next_router is not None}
+        self._next_routers = next_routers(moes) if able else {}
+        self._foretold_layers = {index + 1 for index in self._next_routers}  # MoE layers whose experts are prefetched
         self._prefetching = bool(self._foretold_layers)
         self._foresight, self._copying = (_stream(device) if self._prefetching else None for _ in range(2))
         self._chosen = torch.cuda.Event() if self._foresight is not None else None  # type: ignore[no-untyped-call]
@@ -116,6 +118,8 @@ class GpuExperts:
             shared = residual if self.mailbox is None else self._shared_out[:rows]  # which `join` adds
             with self._beside(self._shared):
                 _shared_expert(layer, projected, buffers, shared)
+        if self.lane is not None:  # which may have fallen asleep for good while kernels were compiled and tuned
+            self.lane.wake()
         route(
             pool,
             index,
@@ -192,10 +196,12 @@ class GpuExperts:
             raise FtError(wrong, "ft serve --moe-backend offload")
 
     def close(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        if self.lane is not None:
-            self.lane.close()
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        finally:  # of a GPU that is lost, too
+            if self.lane is not None:
+                self.lane.close()
 
     def _split_by(self, asked: float | bool, pool: SlotPool, lane: Lane, prefetch: int) -> None:
         """asked: see online.asked_for. prefetch: experts a layer, at most."""
@@ -214,10 +220,9 @@ class GpuExperts:
 
     def _foretell(self, layer: DeviceMoe, hidden: torch.Tensor) -> None:
         """What the next layer's router is expected to say, beside what follows."""
-        if layer.index + 1 in self._foretold_layers:
-            assert layer.next_router is not None
+        if (router := self._next_routers.get(layer.index)) is not None:
             with self._beside(self._foresight):
-                linear((layer.next_router,), hidden, self._foretold[: len(hidden)], act=hidden.dtype)
+                linear((router,), hidden, self._foretold[: len(hidden)], act=hidden.dtype)
 
     def _prefetch(self, layer: DeviceMoe, rows: int) -> None:
         index = layer.index + 1

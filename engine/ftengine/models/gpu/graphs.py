@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 
 import torch
 
 from ftengine.core import Batch, CacheTensors
+from ftengine.kernels.triton.precompile import kinds
 from ftengine.kernels.triton.tuning import tuning
 from ftengine.models.gpu.decode_step import DecodeExperts, decode_step
 from ftengine.models.gpu.inputs import InputBuffers
@@ -69,15 +71,16 @@ class DecodeSteps:
 
         weights: a sample of this model's.
         """
-        for rows in range(self.tokens, 0, -1):
-            self._launch(rows, cache, weights)
+        self._launch_some(range(self.tokens, 0, -1), cache, weights)
 
-    def capture(self, cache: CacheTensors, progress: Progress) -> None:
+    def capture(self, cache: CacheTensors, progress: Progress, samples: DeviceWeights | None = None) -> None:
         """A graph for each number of sequences, over this cache; what is not compiled and tuned yet is so before.
 
-        cache: as `allocate_cache` makes it for a device: its last page and slot are written.
+        cache: as `allocate_cache` makes it for a device: its last page and slot are written. samples: of this model's
+        weights; where they launch every kernel that all layers do, only their launches are made before.
         """
         start = time.perf_counter()
+        first = samples if samples is not None and self._launches_all(samples, cache) else None
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         pool = None
@@ -86,7 +89,7 @@ class DecodeSteps:
             with torch.cuda.stream(stream):
                 self._inputs.fill_spare(rows, cache)
                 with tuning():
-                    self._launch(rows, cache)
+                    self._launch(rows, cache, first)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 self._launch(rows, cache)
@@ -96,6 +99,23 @@ class DecodeSteps:
         torch.cuda.synchronize()
         self._captured = cache
         log.info("decode steps of up to %d sequences captured in %.1f s", self.tokens, time.perf_counter() - start)
+
+    def _launches_all(self, samples: DeviceWeights, cache: CacheTensors) -> bool:
+        """A kernel that is first launched while a graph is captured would have to be loaded there."""
+
+        def launched(weights: DeviceWeights) -> set[Hashable]:
+            # One token goes another way than several.
+            return kinds(partial(self._launch_some, (self.tokens, 1), cache, weights))
+
+        try:
+            return launched(self._weights) <= launched(samples)
+        except Exception:
+            log.debug("all layers are launched before graphs are captured", exc_info=True)
+            return False
+
+    def _launch_some(self, numbers: Iterable[int], cache: CacheTensors, weights: DeviceWeights) -> None:
+        for rows in numbers:
+            self._launch(rows, cache, weights)
 
     def _launch(self, rows: int, cache: CacheTensors, weights: DeviceWeights | None = None) -> None:
         inputs, workspace = self._inputs.views(rows), self._workspace.of(rows)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
 
-from ftengine.errors import ConfigError
+from ftengine import switches
 from ftengine.experts.split import LaneCosts
 from ftengine.kernels.triton.buffers import DECODE_TOKENS
-from ftengine.kernels.triton.cache_state import PREFETCH_MAX
+from ftengine.models.gpu.strategy import PREFETCH, Strategy
 
 TRACE_STEPS = 32  # 0.7 MB for a model in the shape of Qwen3.6-35B-A3B; a recording empties the ring as it fills
-
-PREFETCH = 8  # experts; strategy.py, which imports nothing of this, has the same
-
-Strategy = Literal["resident", "offload", "cpu", "hybrid"]
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,4 @@ class GpuSetup:
 
 def prefetch_asked_for() -> int:
     """FT_PREFETCH, for measurements: GpuSetup.prefetch. Raises ConfigError."""
-    text = os.environ.get("FT_PREFETCH", str(PREFETCH))
-    if text not in map(str, range(PREFETCH_MAX.value + 1)):
-        raise ConfigError(
-            f"FT_PREFETCH is {text!r}: from 0 to {PREFETCH_MAX.value} experts a layer", "unset FT_PREFETCH"
-        )
-    return int(text)
+    return switches.prefetch(os.environ.get("FT_PREFETCH", str(PREFETCH)))

@@ -1,5 +1,7 @@
 """Which strategy a decode step should take: by what fits into slots, and by what the two lanes were measured to cost.
 
+Torch-free: what would be chosen is also asked for where there is neither torch nor Triton.
+
 Only what is not in a slot differs between strategies, so only that is predicted: microseconds a token, at batch 1. Of a
 layer's missing experts some are foretold and copied while the layer before is computed (kernels/triton/prefetch.py):
 no lane has anything to do for those, and they take what their copies take beyond the time that hides them.
@@ -12,13 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ftengine.experts.split import LaneCosts
 
-if TYPE_CHECKING:  # it imports torch, and what would be chosen is also asked for where there is none
-    from ftengine.models.gpu.setup import Strategy
-
+Strategy = Literal["resident", "offload", "cpu", "hybrid"]
 Asked = Literal["auto", "resident", "offload", "cpu", "hybrid"]
 
 # Share of all experts that have a slot; then the share of a token's routed experts that is found there: low, likely,
@@ -43,7 +43,7 @@ UNHIDDEN, ADMISSION = 0.22, 1.1
 # layer. Not of layers where something is left: with a tenth in slots copies would gain less than was measured
 BESIDE = 3.7
 
-PREFETCH = 8  # experts that are copied before their layer begins, at most; also setup.PREFETCH, which imports triton
+PREFETCH = 8  # experts that are copied before their layer begins, at most
 # Of a token's missing experts, those that the layer before names and that are copied in time: low, likely, high.
 # Stated, until it is counted while serving. Of trained weights the next router, applied early, names 46 to 80 % of what
 # is then routed, and not all of that is copied in time; of weights of which it names 98 %, 83 to 86 % were foretold

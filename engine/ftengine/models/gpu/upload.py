@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from ftengine.errors import ConfigError
 from ftengine.experts.executor import HostExecutor
 from ftengine.experts.pool import ExpertPool
-from ftengine.formats.format import BF16, F16, F32
-from ftengine.formats.matrix import QuantMatrix
 from ftengine.kernels.mixers import DeltaNet
 from ftengine.kernels.triton.heads import Rope
 from ftengine.kernels.triton.upload import stack, upload, upload_swiglu
@@ -32,7 +28,6 @@ from ftengine.models.gpu.weights import (
 )
 
 ON_CPU = "ft serve --device cpu"
-SMALLEST_NORM = 1e-3  # a norm's weights below this are not divided by
 
 
 def torch_device(name: str) -> torch.device:
@@ -60,7 +55,6 @@ class Uploader:
         self._dtype = dtype
         self._layers: list[DeviceLayer] = []
         self._moe_layers: list[int] = []  # the model's numbers of them
-        self._routers: list[tuple[QuantMatrix, ...]] = []  # as they lie on the device, of each
 
     def add(self, layer: DecoderLayer) -> None:
         """Raises torch.OutOfMemoryError."""
@@ -73,7 +67,7 @@ class Uploader:
         weights = DeviceWeights(
             device=self._device,
             dtype=self._dtype,
-            layers=self._foretelling(),
+            layers=tuple(self._layers),
             embedding=embedding[0],
             norm=self._norm(host.norm),
             head=DeviceLinear(embedding) if tied else self._linear(host.head),
@@ -131,7 +125,6 @@ class Uploader:
             raise ConfigError("experts with biases or of an odd size are not computed on the GPU", ON_CPU)
         self._moe_layers.append(router.layer)
         parts, down = upload(router.linear.parts, self._device), None
-        self._routers.append(parts)
         if found.shared is not None:
             shared = upload_swiglu(found.shared.bank, self._device)
             parts, down = stack((*parts, shared.gate_up)), shared.down
@@ -147,35 +140,9 @@ class Uploader:
             shared_down=down,
         )
 
-    def _foretelling(self) -> tuple[DeviceLayer, ...]:
-        """The layers, each MoE layer with what foretells the next one's routing."""
-        found = list(self._layers)
-        moes = [place for place, layer in enumerate(found) if isinstance(layer.feed_forward, DeviceMoe)]
-        for place, following, router in zip(moes, moes[1:], self._routers[1:], strict=False):
-            moe, after = found[place].feed_forward, found[following].feed_forward
-            assert isinstance(moe, DeviceMoe)
-            assert isinstance(after, DeviceMoe)
-            foretelling = next_router(router, after, moe.norm)
-            found[place] = replace(found[place], feed_forward=replace(moe, next_router=foretelling))
-        self._routers.clear()
-        return tuple(found)
-
     def _linear(self, linear: Linear) -> DeviceLinear:
         bias = None if linear.bias is None else linear.bias.to(self._device)
         return DeviceLinear(upload(linear.parts, self._device), bias)
 
     def _norm(self, norm: RmsNorm) -> RmsNorm:
         return RmsNorm(norm.weight.to(self._device), norm.epsilon, norm.dtype)
-
-
-def next_router(router: tuple[QuantMatrix, ...], moe: DeviceMoe, norm: RmsNorm) -> QuantMatrix | None:
-    """`router`'s first rows, of layer `moe`, for rows that were normalized with another layer's `norm`: both norms
-    divide by nearly the same, so only their weights are exchanged. None for a router that is not BF16, F16 or F32.
-    """
-    first = router[0]
-    if first.format not in (BF16, F16, F32) or first.rows < moe.experts:
-        return None
-    mine, theirs = norm.weight.float(), moe.norm.weight.float()
-    ratio = torch.where(mine.abs() < SMALLEST_NORM, 0.0, theirs / mine)
-    codes = first.codes[: moe.experts].float() * ratio
-    return QuantMatrix(first.format, moe.experts, first.columns, codes.to(first.codes.dtype))

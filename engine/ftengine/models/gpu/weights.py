@@ -71,8 +71,6 @@ class DeviceMoe:
 
     projection: what is computed from the layer's normalized input at once: E router rows, one of the shared expert's
     gate if `gated`, and, if there is a shared expert, its gate and up rows. shared_down: [H, I] of that expert.
-    next_router: [E, H], which says of this layer's normalized input what the next MoE layer's router would say if that
-    were its own; None where there is no such layer.
     """
 
     norm: RmsNorm
@@ -84,7 +82,6 @@ class DeviceMoe:
     gated: bool
     layout: ExpertLayout
     shared_down: QuantMatrix | None
-    next_router: QuantMatrix | None = None
 
     @property
     def router_rows(self) -> int:
