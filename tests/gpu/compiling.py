@@ -22,9 +22,19 @@ from ftengine.kernels.triton.source_keys import read_sources
 from tests.gpu.hopper import Hopper
 
 
+class Unloading(Hopper):
+    """From Triton 3.8 on kernels that were loaded are unloaded when they go, by the driver of that moment."""
+
+    def __init__(self) -> None:
+        self.utils = self
+
+    def unload_module(self, module: int) -> None:
+        pass
+
+
 @pytest.fixture(autouse=True)
 def originals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(driver, "_active", Hopper())
+    driver._active = Unloading()  # until this process ends: kernels go when it pleases the collector
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("FT_PRECOMPILE", raising=False)
     before = JITFunction.run, Autotuner.run, Autotuner._bench
@@ -156,12 +166,13 @@ def test_sources_are_read_ahead_and_what_fails_leaves_nothing_behind(monkeypatch
     assert read_sources(["no.such.package"]) == 0
 
 
-class Loading(Hopper):
+class Loading(Unloading):
     """Notes what is loaded, and by which thread. fails: nothing can be."""
 
-    def __init__(self, *, fails: bool) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.loaded: list[tuple[str, str]] = []
-        self.utils, self.fails = self, fails
+        self.fails = False
 
     def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
         return lambda *args: None
@@ -176,9 +187,14 @@ class Loading(Hopper):
         return 1, 1, 0, 0, 1024
 
 
-def test_kernels_are_loaded_by_the_threads_that_compile_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    driving = Loading(fails=False)
-    monkeypatch.setattr(driver, "_active", driving)
+@pytest.fixture
+def driving(monkeypatch: pytest.MonkeyPatch) -> Loading:
+    found = Loading()
+    monkeypatch.setattr(driver, "_active", found)
+    return found
+
+
+def test_kernels_are_loaded_by_the_threads_that_compile_them(driving: Loading) -> None:
     kernel, x = JITFunction(add), torch.zeros(1024)
     assert precompile(lambda: [kernel[(8,)](x, 1024, N=size) for size in (128, 256)] and None, silent) == 2
     assert [name for name, _ in driving.loaded] == ["add", "add"]
@@ -187,9 +203,8 @@ def test_kernels_are_loaded_by_the_threads_that_compile_them(monkeypatch: pytest
     assert len(driving.loaded) == 2
 
 
-def test_what_cannot_be_loaded_is_left_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    driving = Loading(fails=True)
-    monkeypatch.setattr(driver, "_active", driving)
+def test_what_cannot_be_loaded_is_left_to_its_launch(driving: Loading) -> None:
+    driving.fails = True
     kernel, x = JITFunction(add), torch.zeros(1024)
     assert precompile(lambda: kernel[(8,)](x, 1024, N=128), silent) == 1
     with pytest.raises(RuntimeError, match="out of memory"):

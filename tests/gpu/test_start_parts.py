@@ -143,9 +143,12 @@ def test_offload_needs_pinned_memory(folder: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "lanes were measured for nothing"
 
 
-def test_threads_of_the_cpus_lane() -> None:
+def test_threads_of_the_cpus_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "usable_cpus", lambda: 6)
     assert lane_threads(EngineConfig("x", moe_cpu_threads=3, threads=5)) == Resolved(3, "asked for")
     assert lane_threads(EngineConfig("x", threads=5)) == Resolved(5, "as many as threads")
+    assert lane_threads(EngineConfig("x", threads=9)) == Resolved(6, "as many as threads")
+    assert lane_threads(EngineConfig("x", moe_cpu_threads=9)).value == 6
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Carries a decoder's dense parts to the device, layer by layer as they are read: the host never has them all."""
+"""Carries a decoder's dense parts to the device, layer by layer as they are taken from where they are read."""
 
 from __future__ import annotations
 

@@ -107,9 +107,12 @@ def check_replaceable(out: Path) -> None:
         raise FtError(f"{out} is a symbolic link, which is not followed", "give the directory itself as --out")
     if not os.path.lexists(out):
         return
-    if not out.is_dir():
-        raise FtError(f"{out} exists and is not a directory", ELSEWHERE)
-    found = {path.name for path in out.iterdir()}
+    try:
+        found = {path.name for path in out.iterdir()}
+    except NotADirectoryError:
+        raise FtError(f"{out} exists and is not a directory", ELSEWHERE) from None
+    except FileNotFoundError:  # somebody has just removed it
+        return
     if not found:
         return
     if HEADER_FILE not in found:
