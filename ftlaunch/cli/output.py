@@ -85,12 +85,19 @@ def duration(seconds: int) -> str:
 
 def fold(text: str) -> str:
     """For a screen."""
-    return textwrap.fill(text, COLUMNS, subsequent_indent=" " * HANG, break_on_hyphens=False)
+    return _filled(text, "", " " * HANG)
 
 
 def value(name: str, text: str) -> str:
     """For a screen: the value in a column of its own."""
-    return textwrap.fill(text, COLUMNS, initial_indent=f"{name:<{LABEL}}", subsequent_indent=" " * LABEL)
+    return _filled(text, f"{name:<{LABEL}}", " " * LABEL)
+
+
+def _filled(text: str, first: str, others: str) -> str:
+    """Options and paths, which are copied from a screen, stay whole."""
+    return textwrap.fill(
+        text, COLUMNS, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _plain(cells: Sequence[str]) -> str:

@@ -75,9 +75,10 @@ class Watch:
         before, after = self._before, self._read()
         seconds = max(1e-3, after.at - before.at)
         own = after.family(self._root) - before.family(self._root)
-        servers = {
-            name: max(0.0, after.family(pid) - before.family(pid)) / seconds for pid, name in self._servers.items()
-        }
+        servers: dict[str, float] = {}
+        for pid, name in self._servers.items():  # of which several may have one name
+            taken = max(0.0, after.family(pid) - before.family(pid)) / seconds
+            servers[name] = servers.get(name, 0.0) + taken
         others = (after.machine - before.machine - own) / seconds - sum(servers.values())
         ours = after.ours | before.ours
         programs: dict[str, float] = {}

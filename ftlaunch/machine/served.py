@@ -65,6 +65,8 @@ class Predicted(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check(*self.tokens_per_second, *self.prompt_seconds, *(seconds for _, seconds in self.prompts))
+        if any(few >= many for (few, _), (many, _) in pairwise(self.prompts)):
+            raise ValueError("the lengths of prompts do not ascend")
 
     def prompt(self, tokens: int) -> float | None:
         """Likely seconds of a cold prompt of so many tokens; None where that was not predicted."""

@@ -26,9 +26,12 @@ def ask(record: ServerRecord, path: str, timeout: float = 2.0) -> dict[str, Any]
     import threading
     from urllib.parse import urlsplit
 
-    target = urlsplit(record.url)
+    try:
+        target = urlsplit(record.url)
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=timeout)
+    except ValueError:  # a host that none can have
+        return None
     headers = {"Authorization": f"Bearer {record.api_key}"} if record.api_key else {}
-    connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=timeout)
     deadline = threading.Timer(timeout, _end, [connection])
     deadline.daemon = True
     deadline.start()
@@ -63,10 +66,13 @@ def fetch(record: ServerRecord, path: str, body: dict[str, Any], next_step: str,
 
     from ftengine.errors import FtError
 
-    target = urlsplit(record.url)
+    try:
+        target = urlsplit(record.url)
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=patience)
+    except ValueError:
+        raise FtError(f"the server of {record.served_name} has no address: {record.url}", next_step) from None
     headers = {"Authorization": f"Bearer {record.api_key}"} if record.api_key else {}
     headers["Content-Type"] = "application/json"
-    connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=patience)
     try:
         connection.request("POST", path, json.dumps(body), headers)
         while not _readable(connection, patience):

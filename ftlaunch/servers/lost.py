@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
 from typing import Any
 
 from ftlaunch import paths
 from ftlaunch.servers.ask import ask
-from ftlaunch.servers.ports import listener, listens
+from ftlaunch.servers.ports import is_ft, listener, listens
 from ftlaunch.servers.record import ServerRecord
 from ftlaunch.servers.registry import announced, known_ids, log_path, running
 
@@ -28,7 +27,7 @@ def lost() -> list[ServerRecord]:
     found = []
     for server_id in sorted(known_ids() - sound):
         where = announced(server_id)
-        if where is not None and listens(where.pid, where.port):
+        if where is not None and is_ft(where.pid) and listens(where.pid, where.port):
             record = _record(server_id, where.pid, where.host, where.port)
             found.append(_named(record, ask(record, "/health", HEALTH_SECONDS)))
     return found
@@ -37,7 +36,7 @@ def lost() -> list[ServerRecord]:
 def at_port(port: int) -> ServerRecord | None:
     """The server of ft, of this FT_HOME or another one, that listens there; None for anything else."""
     found = listener(port)
-    if found is None or not _is_ft(found[0]):  # other programs are not asked anything
+    if found is None or not is_ft(found[0]):  # other programs are not asked anything
         return None
     pid, host = found
     record = _record("", pid, host, port)
@@ -55,16 +54,6 @@ def holder(port: int) -> str:
     from ftengine.api.listen import port_holder
 
     return port_holder(port)
-
-
-def _is_ft(pid: int) -> bool:
-    import psutil
-
-    try:
-        words = psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return False
-    return any(Path(word).name in ("ft", "ftlaunch", "__main__.py") for word in words[:4])
 
 
 def _record(server_id: str, pid: int, host: str, port: int) -> ServerRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 
 
 def is_free(host: str, port: int) -> bool:
@@ -35,6 +36,19 @@ def listens(pid: int, port: int) -> bool:
         return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections("tcp"))
     except (psutil.Error, OSError):
         return False
+
+
+def is_ft(pid: int) -> bool:
+    """Whether that process was started as ft: a number that a record or a leftover file names may be anybody's."""
+    import psutil
+
+    if pid <= 0:
+        return False
+    try:
+        words = psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+    return any(Path(word).name in ("ft", "ftlaunch", "__main__.py") for word in words[:4])
 
 
 def listener(port: int) -> tuple[int, str] | None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ftengine.locks import is_locked
 from ftlaunch import paths
-from ftlaunch.servers.ports import listens
+from ftlaunch.servers.ports import is_ft, listens
 from ftlaunch.servers.record import ServerRecord, decode
 
 MAX_BYTES = 1 << 16
@@ -85,7 +85,7 @@ def announced(server_id: str) -> Announcement | None:
     try:
         found = json.loads(os.pread(fd, MAX_BYTES, 0))
         return Announcement(int(found["port"]), str(found.get("host") or ""), int(found.get("pid") or 0))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     finally:
         os.close(fd)
@@ -96,12 +96,15 @@ def _live(server_id: str) -> ServerRecord | None:
     fd = _open(record_path(server_id))
     try:
         if fd is None or not is_locked(fd):
-            if where is None or not listens(where.pid, where.port):
+            if where is None or not (is_ft(where.pid) and listens(where.pid, where.port)):
                 _forget(server_id)
             return None
         if where is None:  # not yet
             return None
-        return dataclasses.replace(decode(os.pread(fd, MAX_BYTES, 0)), port=where.port)
+        record = decode(os.pread(fd, MAX_BYTES, 0))
+        if where.pid not in (0, record.pid):  # somebody has changed one of them: `lost` looks at what was announced
+            return None
+        return dataclasses.replace(record, port=where.port)
     except (OSError, ValueError, RecursionError):
         return None
     finally:

@@ -7,6 +7,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from ftengine.errors import FtError
+from ftlaunch.servers.ports import is_ft, listens
 from ftlaunch.servers.record import ServerRecord
 from ftlaunch.servers.registry import is_alive
 
@@ -17,10 +19,17 @@ if TYPE_CHECKING:
 def stop(record: ServerRecord, patience: float = 5.0) -> bool:
     """End the server: politely, after `patience` seconds by force. False when it had ended before.
 
-    Raises PermissionError when it belongs to another user.
+    Raises PermissionError when it belongs to another user, FtError when the process that the record names is another
+    one: the record is damaged, or it comes from another container.
     """
     if not is_alive(record):
         return False
+    if not (listens(record.pid, record.port) or is_ft(record.pid)):  # one that is ending listens no more
+        raise FtError(
+            f"process {record.pid} is not the server of {record.served_name}: its record is damaged, or it runs in "
+            "another container",
+            "ft ps, or stop it where it was started",
+        )
     front, family = _process(record.pid), _descendants(record.pid)
     _signal(record.pid, signal.SIGTERM)
     deadline = time.monotonic() + patience

@@ -99,6 +99,20 @@ def test_an_engine_that_says_why_it_cannot_start_is_tried_for_ever(tmp_path: Pat
     asyncio.run(run())
 
 
+def test_an_engine_that_dies_whenever_it_loads_is_given_up_on(tmp_path: Path) -> None:
+    """However long each load takes: no two deaths lie within `window` here."""
+
+    async def run() -> None:
+        async with running(tmp_path, RestartPolicy(0.01, 0.01, deaths=3, window=0.0)) as client:
+            (tmp_path / "engine.json").write_text('{"die_loading": 3}')
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            await until(lambda: client.state is EngineState.FAILED)
+            assert "ended 3 times while it was loading again" in str(client.failure)
+
+    asyncio.run(run())
+
+
 def output(tokens: int) -> wire.Output:
     return wire.Output("r", [65] * tokens, 0)
 

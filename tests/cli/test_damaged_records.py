@@ -4,9 +4,11 @@ not, what it announced and its own /health tell of it. With real processes.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,11 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ftengine.errors import FtError
+from ftengine.locks import try_lock
 from ftlaunch import paths
 from ftlaunch.cli import main
 from ftlaunch.machine import server as doctor
 from ftlaunch.machine.probe import Asked
 from ftlaunch.servers import ServerRecord, lost, running, start_background, stop
+from ftlaunch.servers.ask import ask
 from ftlaunch.servers.registry import port_path, record_path
 from tests.support.ports import free_port
 from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment, serve
@@ -119,7 +124,9 @@ def test_a_server_writes_its_record_again(home: Path) -> None:
 @pytest.fixture
 def deaf(home: Path) -> Iterator[ServerRecord]:
     """Of a server that never looks after its record."""
-    process = subprocess.Popen([sys.executable, "-c", NEVER_LOOKS], stdout=subprocess.PIPE, text=True)
+    program = home.parent / "ft"  # as which it is known
+    program.write_text(NEVER_LOOKS)
+    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline()
@@ -178,3 +185,54 @@ def test_where_no_record_can_be_written_the_model_is_served(home: Path) -> None:
         (home / "run").unlink()
         until(running, "it is not found")
         assert running()[0].pid == server.pid
+
+
+def test_nobody_else_is_stopped_for_a_record(home: Path) -> None:
+    """Whatever process a damaged record, or one of another container, names: not even process group 0, or init."""
+    stranger = subprocess.Popen(["sleep", "120"])
+    try:
+        for pid in (0, 1, stranger.pid):
+            record = ServerRecord("gone", pid, "127.0.0.1", free_port(), "m", "m", None, time.time(), None, None)
+            path = record_path("gone")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+            with path.open("rb") as file:
+                assert try_lock(file.fileno())  # by this test, so it counts as alive
+                with pytest.raises(FtError, match=f"process {pid} is not the server of m"):
+                    stop(record, patience=0.1)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_record_that_names_another_process_than_was_announced(home: Path) -> None:
+    record = start_background(str(SCRIPTED_CHECKPOINT), leased=False)
+    content = record_path(record.id).read_bytes()
+    record_path(record.id).write_bytes(content.replace(b'"pid":%d' % record.pid, b'"pid":1'))
+    assert all(found.pid == record.pid for found in running() + lost())
+    until(lambda: [found.pid for found in running()] == [record.pid], "the record is written again")
+
+
+@pytest.mark.parametrize("content", ['{"port": 1, "host": "", "pid": Infinity}', '{"port": 1e999, "pid": 1}'])
+def test_an_announcement_of_no_number_is_forgotten(content: str, home: Path) -> None:
+    path = port_path("left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    assert running() == lost() == []
+    assert not path.exists()
+
+
+def test_a_leftover_that_names_another_program_is_forgotten(home: Path) -> None:
+    """A process id comes again, in a container soon, and somebody may listen on that very port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        where = {"port": listening.getsockname()[1], "host": "127.0.0.1", "pid": os.getpid()}
+        path = port_path("left")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(where))
+        assert running() == lost() == []
+        assert not path.exists()
+
+
+def test_a_host_that_none_can_have_does_not_answer() -> None:
+    assert ask(ServerRecord("x", 1, "[x", 1, "m", "m", None, 0.0, None, None), "/health") is None

@@ -77,6 +77,15 @@ def test_each_has_its_share() -> None:
     assert name in found.programs or len(found.programs) == computing.SHOWN  # where others are busier still
 
 
+def test_servers_of_one_name_are_added() -> None:
+    with running(BURN) as one, running(BURN) as two:
+        watch = Watch(os.getpid(), [server(one.pid), server(two.pid)])
+        for pid in (one.pid, two.pid):
+            burned(pid, 0.15)
+        found = watch.seen()
+    assert found.servers["demo"] * found.seconds >= 0.28  # two ticks less than both together took
+
+
 def test_what_ft_did_itself_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine where nothing but ft's own processes runs, also of those that have ended meanwhile."""
     with running(ENDED) as ours:

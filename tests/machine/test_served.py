@@ -193,6 +193,12 @@ def test_a_damaged_file_is_as_good_as_none(ft_home: Path, content: str) -> None:
     assert served.find(MINE.model, MINE.cpu, MINE.gpu).served == (DID,)
 
 
+def test_lengths_of_prompts_ascend() -> None:
+    """Seconds of those between two of them are told from both."""
+    with pytest.raises(ValueError, match="do not ascend"):
+        replace(FIRST, prompts=((64, 0.1), (64, 0.2))).__post_init__()
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_no_rate(rate: float) -> None:
     with pytest.raises(ValueError, match="not a rate"):

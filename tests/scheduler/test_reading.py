@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ftengine import wire
@@ -133,6 +134,16 @@ def test_not_where_the_configuration_says_otherwise(changes: dict, files: FtwFil
     expected = "all" if changes == {"num_hidden_layers": 1000} else "nothing"
     read_ahead(EngineConfig(str(folder), device="cpu"), checkpoint, files, never)
     assert begun(files) == expected
+
+
+def test_not_where_tensors_are_named_as_experts_are(files: FtwFiles, folder: Path) -> None:
+    """No sum counts those; the loading says that they have no place."""
+    name = "layers.0.mlp.experts.0.gate_proj.weight"
+    first, *others = files.header.tensors
+    tensors = (msgspec.structs.replace(first, name=name), *others)
+    files.header = msgspec.structs.replace(files.header, tensors=tensors)
+    assert read_ahead(EngineConfig(str(folder), device="cpu"), Checkpoint.open(folder), files, never) is None
+    assert begun(files) == "nothing"
 
 
 def test_not_for_architectures_of_plugins(files: FtwFiles, folder: Path) -> None:

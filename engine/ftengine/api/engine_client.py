@@ -40,8 +40,9 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     """Pauses in seconds double from `first_pause` to `longest_pause`; after an engine that was ready for longer than
     `window` they begin anew.
 
-    `deaths` within `window` seconds are given up on, and `deaths_loading` of an engine that was never ready. An engine
-    that was ready before and now says why it cannot start is tried for ever: what it lacks may come back.
+    `deaths` within `window` seconds are given up on, as many in a row while it loads again, and `deaths_loading` of an
+    engine that was never ready. One that was ready before and now says why it cannot start is tried for ever: what it
+    lacks may come back.
     """
 
     first_pause: float = 0.25
@@ -107,6 +108,7 @@ class EngineClient:
         self.failure: FtError | None = None  # why the state is FAILED
         self.trouble: FtError | None = None  # why the last attempt to start the engine again did not succeed
         self.restarts = 0
+        self._deaths_loading = 0  # in a row, without a word of its own
         self._ready_at: float | None = None  # when the process that was started last became ready
         self._process: EngineProcess | None = None
         self._streams: dict[str, EngineStream] = {}
@@ -138,6 +140,10 @@ class EngineClient:
                 self.trouble = _trouble(death)
             if self.trouble is None or isinstance(death, str):
                 deaths.append(time.monotonic())
+            if self._ready_at is not None:
+                self._deaths_loading = 0
+            elif isinstance(death, str):
+                self._deaths_loading += 1
             if failure := self._given_up(death, deaths):
                 return self._fail(failure)
             self._change(EngineState.RESTARTING, "starting the engine again", 0.0)
@@ -237,6 +243,8 @@ class EngineClient:
             return death if self.ready is None else None
         if self.ready is None and len(deaths) >= self._policy.deaths_loading:
             return FtError(f"the engine ended {len(deaths)} times while it was loading: {death}")
+        if self._deaths_loading >= self._policy.deaths:  # however long each load takes
+            return FtError(f"the engine ended {self._deaths_loading} times while it was loading again: {death}")
         if len(deaths) == self._policy.deaths and deaths[-1] - deaths[0] < self._policy.window:
             return FtError(f"the engine ended {len(deaths)} times in a row and is not started again: {death}")
         return None

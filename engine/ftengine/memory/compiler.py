@@ -36,7 +36,8 @@ def lacking(environ: Mapping[str, str] | None = None, include: Path | None = Non
         )
     if named is None and not any(shutil.which(name, path=environ.get("PATH")) for name in COMPILERS):
         return Lacking("Triton finds no C compiler, gcc or clang", INSTALL)
-    folders = [include or _include(), *map(Path, filter(None, environ.get("CPATH", "").split(os.pathsep)))]
+    told = os.pathsep.join(environ.get(name, "") for name in ("CPATH", "C_INCLUDE_PATH"))  # by gcc and clang
+    folders = [include or _include(), *map(Path, filter(None, told.split(os.pathsep)))]
     if not any((folder / HEADER).is_file() for folder in folders):
         return Lacking(f"Triton compiles with Python's headers, and {folders[0]} has no {HEADER}", INSTALL)
     return None

@@ -75,6 +75,8 @@ def _as_configured(files: FtwFiles, text_config: Mapping[str, Any], sizes: estim
     layers = text_config.get("num_hidden_layers")
     if type(layers) is not int or layers < 1:
         return False
+    if any(estimate.EXPERT.fullmatch(tensor.name) for tensor in files.header.tensors):
+        return False  # no FTW has experts there, and no sum counts them: the loading says so
     counted = [section for section in files.header.experts if section.layer < layers]
     return sum(section.extent for section in counted) == sizes.banks
 
