@@ -23,13 +23,9 @@ def by_records() -> list[Finding]:
     records = running()
     if not records:
         return []
-    found = [servers([f"{record.served_name} on {record.port}" for record in records])]
-    for record in records:
-        if record.port == DEFAULT_PORT:
-            by = f"{OURS} {record.served_name} (pid {record.pid})"
-            data = {"port": record.port, "free": False, "holder": by}
-            found.append(Finding("server.port", "port", f"{record.port}: {by}", data=data))
-    return found
+    named = servers([f"{record.served_name} on {record.port}" for record in records])
+    held = (record for record in records if record.port == DEFAULT_PORT)
+    return [named, *(_held_by_ours(each.port, f"{OURS} {each.served_name} (pid {each.pid})") for each in held)]
 
 
 def servers(names: list[str]) -> Finding:
@@ -50,8 +46,13 @@ def port(number: int, own: set[int]) -> Finding:
         return Finding("server.port", "port", value, "bad", cost, "sudo ip link set lo up", data)
     data["holder"] = by = holder(number)
     if number in own:
-        return Finding("server.port", "port", f"{number}: {by}", data=data)
+        return _held_by_ours(number, by)
     cost = "ft serve refuses it, ft launch takes another one"
     other = f"ft serve --port {number + 1}"
     mend = f"ft stop {number}, or {other}" if by.startswith(OURS) else other
     return Finding("server.port", "port", f"{number} is held by {by}", "note", cost, mend, data)
+
+
+def _held_by_ours(number: int, by: str) -> Finding:
+    data = {"port": number, "free": False, "holder": by}
+    return Finding("server.port", "port", f"{number}: {by}", data=data)

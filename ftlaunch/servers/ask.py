@@ -24,14 +24,11 @@ def ask(record: ServerRecord, path: str, timeout: float = 2.0) -> dict[str, Any]
     """
     import http.client
     import threading
-    from urllib.parse import urlsplit
 
     try:
-        target = urlsplit(record.url)
-        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=timeout)
-    except ValueError:  # a host that none can have
+        connection, headers = _connection(record, timeout)
+    except ValueError:
         return None
-    headers = {"Authorization": f"Bearer {record.api_key}"} if record.api_key else {}
     deadline = threading.Timer(timeout, _end, [connection])
     deadline.daemon = True
     deadline.start()
@@ -44,6 +41,16 @@ def ask(record: ServerRecord, path: str, timeout: float = 2.0) -> dict[str, Any]
         deadline.cancel()
         connection.close()
     return body if isinstance(body, dict) else None
+
+
+def _connection(record: ServerRecord, timeout: float) -> tuple[http.client.HTTPConnection, dict[str, str]]:
+    """And the headers of each request. Nothing is sent yet. Raises ValueError for a host that none can have."""
+    import http.client
+    from urllib.parse import urlsplit
+
+    target = urlsplit(record.url)
+    headers = {"Authorization": f"Bearer {record.api_key}"} if record.api_key else {}
+    return http.client.HTTPConnection(target.hostname or "", target.port, timeout=timeout), headers
 
 
 def _end(connection: http.client.HTTPConnection) -> None:
@@ -62,19 +69,15 @@ def fetch(record: ServerRecord, path: str, body: dict[str, Any], next_step: str,
     Raises FtError with what the server says else, and with `next_step`.
     """
     import http.client
-    from urllib.parse import urlsplit
 
     from ftengine.errors import FtError
 
     try:
-        target = urlsplit(record.url)
-        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=patience)
+        connection, headers = _connection(record, patience)
     except ValueError:
         raise FtError(f"the server of {record.served_name} has no address: {record.url}", next_step) from None
-    headers = {"Authorization": f"Bearer {record.api_key}"} if record.api_key else {}
-    headers["Content-Type"] = "application/json"
     try:
-        connection.request("POST", path, json.dumps(body), headers)
+        connection.request("POST", path, json.dumps(body), {**headers, "Content-Type": "application/json"})
         while not _readable(connection, patience):
             if ask(record, "/health", min(patience, HEALTH_SECONDS)) is None:
                 raise TimeoutError

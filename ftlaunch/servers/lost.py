@@ -12,7 +12,7 @@ from typing import Any
 
 from ftlaunch import paths
 from ftlaunch.servers.ask import ask
-from ftlaunch.servers.ports import is_ft, listener, listens
+from ftlaunch.servers.ports import is_ft, listener, serves
 from ftlaunch.servers.record import ServerRecord
 from ftlaunch.servers.registry import announced, known_ids, log_path, running
 
@@ -27,7 +27,7 @@ def lost() -> list[ServerRecord]:
     found = []
     for server_id in sorted(known_ids() - sound):
         where = announced(server_id)
-        if where is not None and is_ft(where.pid) and listens(where.pid, where.port):
+        if where is not None and serves(where.pid, where.port):
             record = _record(server_id, where.pid, where.host, where.port)
             found.append(_named(record, ask(record, "/health", HEALTH_SECONDS)))
     return found

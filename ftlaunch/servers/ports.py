@@ -51,6 +51,11 @@ def is_ft(pid: int) -> bool:
     return any(Path(word).name in ("ft", "ftlaunch", "__main__.py") for word in words[:4])
 
 
+def serves(pid: int, port: int) -> bool:
+    """Whether that process is a server of ft that listens there."""
+    return is_ft(pid) and listens(pid, port)
+
+
 def listener(port: int) -> tuple[int, str] | None:
     """Process id and address of who listens on `port`; None where nobody does or this user may not know."""
     import psutil

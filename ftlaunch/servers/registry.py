@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ftengine.locks import is_locked
 from ftlaunch import paths
-from ftlaunch.servers.ports import is_ft, listens
+from ftlaunch.servers.ports import listens, serves
 from ftlaunch.servers.record import ServerRecord, decode
 
 MAX_BYTES = 1 << 16
@@ -96,7 +96,7 @@ def _live(server_id: str) -> ServerRecord | None:
     fd = _open(record_path(server_id))
     try:
         if fd is None or not is_locked(fd):
-            if where is None or not (is_ft(where.pid) and listens(where.pid, where.port)):
+            if where is None or not serves(where.pid, where.port):
                 _forget(server_id)
             return None
         if where is None:  # not yet

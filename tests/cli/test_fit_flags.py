@@ -12,6 +12,13 @@ from ftlaunch.cli import main
 from tests.models import tiny
 
 
+@pytest.fixture
+def model(tmp_path: Path, ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where no GPU is looked for, in a folder whose name has to be quoted."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return str(tiny.write("qwen3", tmp_path / "a model"))
+
+
 @pytest.mark.parametrize(
     ("flags", "refusal"),
     [
@@ -24,15 +31,8 @@ from tests.models import tiny
     ],
 )
 def test_flags_that_need_a_gpu_where_there_is_none(
-    flags: str,
-    refusal: str,
-    tmp_path: Path,
-    ft_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: str, refusal: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    model = str(tiny.write("qwen3", tmp_path / "a model"))
     assert main(["show", model, "--fit", "--flags", flags]) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -50,17 +50,9 @@ def test_flags_that_need_a_gpu_where_there_is_none(
     ],
 )
 def test_refused_flags_have_serves_own_way_out(
-    flags: str,
-    sentence: str,
-    step: str,
-    tmp_path: Path,
-    ft_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: str, sentence: str, step: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is to be typed next names the model, and the doctor says the same."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    model = str(tiny.write("qwen3", tmp_path / "a model"))
     assert main(["show", model, "--fit", "--json", "--flags", flags]) == 4
     found = {each["id"]: each for each in json.loads(capsys.readouterr().out)["findings"]}["model.memory"]
     assert sentence in found["value"]

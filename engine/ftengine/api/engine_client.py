@@ -142,14 +142,14 @@ class EngineClient:
                 deaths.append(time.monotonic())
             if self._ready_at is not None:
                 self._deaths_loading = 0
+                if deaths[-1] - self._ready_at > self._policy.window:
+                    pause = self._policy.first_pause
             elif isinstance(death, str):
                 self._deaths_loading += 1
             if failure := self._given_up(death, deaths):
                 return self._fail(failure)
             self._change(EngineState.RESTARTING, "starting the engine again", 0.0)
             self.restarts += 1
-            if self._ready_at is not None and deaths[-1] - self._ready_at > self._policy.window:
-                pause = self._policy.first_pause
             log.warning("the engine is started again in %.2g s", pause)
             await self._sleep(pause)
             pause = min(pause * 2, self._policy.longest_pause)
@@ -241,10 +241,11 @@ class EngineClient:
         """`death`: the engine's own last word, or how the process ended."""
         if isinstance(death, FtError) and self._ready_at is None:
             return death if self.ready is None else None
-        if self.ready is None and len(deaths) >= self._policy.deaths_loading:
-            return FtError(f"the engine ended {len(deaths)} times while it was loading: {death}")
-        if self._deaths_loading >= self._policy.deaths:  # however long each load takes
-            return FtError(f"the engine ended {self._deaths_loading} times while it was loading again: {death}")
+        most, loading = self._policy.deaths_loading, "loading"
+        if self.ready is not None:
+            most, loading = self._policy.deaths, "loading again"
+        if self._deaths_loading >= most:  # however long each load takes
+            return FtError(f"the engine ended {self._deaths_loading} times while it was {loading}: {death}")
         if len(deaths) == self._policy.deaths and deaths[-1] - deaths[0] < self._policy.window:
             return FtError(f"the engine ended {len(deaths)} times in a row and is not started again: {death}")
         return None

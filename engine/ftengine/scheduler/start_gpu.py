@@ -58,7 +58,7 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
     if begin.config.device == "auto" and least_bytes(demand, begin.config) > room.value:
         return Resolved("cpu", _too_small(gpu, least_bytes(demand, begin.config), room)), None
     plan = plan_device(begin.config, demand, gpu.free)
-    check_environment()
+    switches.check()
     memory = begin.available()
     check_banks(begin.sizes.banks, memory.value, memory.reason)
     check_pinning(begin.config, begin.sizes.banks, pin_limits())
@@ -70,11 +70,6 @@ def start_on_gpu(begin: Beginning, gpu: Gpu, device: Resolved[str]) -> tuple[Res
         raise
     except RuntimeError as error:
         raise _explained(error, plan, demand) from error
-
-
-def check_environment() -> None:
-    """Before anything is read: variables that are looked at once it is. Raises ConfigError."""
-    switches.check()
 
 
 def check_pinning(config: EngineConfig, banks: int, limits: PinLimits) -> None:
