@@ -65,13 +65,7 @@ def private(directory: Path) -> Path:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner can read; it is whole or as it was before. Its folder is made if need be."""
-    draft = private(path.parent) / f".{path.name}.{os.getpid()}"
-    try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        draft.replace(path)
-    except OSError as error:  # a full disk does not say of which file
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        draft.unlink(missing_ok=True)
+    from ftengine.atomic import write_atomically
+
+    private(path.parent)
+    write_atomically(path, text.encode(), mode=0o600)

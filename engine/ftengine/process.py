@@ -13,7 +13,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -22,14 +21,13 @@ import time
 from collections.abc import Callable
 
 from ftengine.config import EngineConfig
-from ftengine.errors import FtError
 from ftengine.scheduler.channel import Channel, FrontGone
-from ftengine.wire import Fatal, Loading
+from ftengine.scheduler.fatal import describe
+from ftengine.wire import Loading
 
 GRACE_SECONDS = 0.3  # for the step or the loading that runs when the end comes
 SAVE_SECONDS = 2.0  # for writing prompts; the front waits longer (api/engine_process.py)
 TERMINATED = 128 + signal.SIGTERM  # exit status, as a shell gives it
-NO_MEMORY = ("allocate memory", "failed to map segment")  # torch's words, and the loader's of a library
 PROGRESS_SECONDS = 0.05  # least time between two Loading frames of one stage
 
 LOG_FORMAT, LOG_TIME = "%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"  # as the front's: both fill one log
@@ -65,6 +63,9 @@ def run(config_json: str, channel: Channel, end: _End) -> int:
         from ftengine.scheduler.start import start
 
         engine, ready = start(config, _Progress(channel), channel.wake)
+        from ftengine.scheduler.loop import serve, settle  # not before: it imports torch
+
+        settle()
     except FrontGone:
         raise
     except Exception as error:
@@ -73,8 +74,6 @@ def run(config_json: str, channel: Channel, end: _End) -> int:
         channel.send([describe(error)])  # the front says it
         return 1
     channel.send([ready])
-    from ftengine.scheduler.loop import serve
-
     end.save = engine.close
     try:
         lost = serve(engine, channel, config.log_seconds) is not None
@@ -88,19 +87,6 @@ def run(config_json: str, channel: Channel, end: _End) -> int:
         logging.shutdown()
         os._exit(1)
     return end.come()
-
-
-def describe(error: Exception) -> Fatal:
-    """One sentence for a person, and what may help."""
-    if isinstance(error, FtError):
-        return Fatal(str(error), error.next_step)
-    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
-        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-        step = "ulimit -v unlimited" if limited else "ft serve --context 8192"
-        return Fatal(f"the engine ran out of memory while starting: {str(error) or 'nothing says where'}", step)
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        return Fatal(f"the engine could not start: the Python package {error.name} is missing", "ft doctor")
-    return Fatal(f"the engine could not start: {type(error).__name__}: {error}", "FT_DEBUG=1 ft serve")
 
 
 class _Progress:

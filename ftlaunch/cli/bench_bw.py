@@ -77,7 +77,8 @@ def _no_gpu() -> str:
     from ftengine.memory.gpu import probe, unusable
     from ftlaunch.machine.software import torch_cuda
 
-    return unusable(probe(), torch_cuda()) or ""
+    lacking = unusable(probe(), torch_cuda())
+    return "" if lacking is None else lacking.reason
 
 
 def _others(watch: Watch, *, gpu: bool) -> str:

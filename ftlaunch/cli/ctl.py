@@ -194,6 +194,10 @@ def _experts(experts: dict[str, Any], strategy: dict[str, Any] | None) -> Iterat
     )
     if split := experts.get("split"):
         yield "split", f"follows what both lanes cost; moved {_times(split['moves'])}, {_since(split)}"
+    if rest := experts.get("rest"):
+        now = "one sequence leaves it alone now" if rest["alone"] else "one sequence uses it now"
+        left = f"{rest['steps']:,} of {experts['decode_steps']:,} decode steps left the CPU alone"
+        yield "rest", f"{left}; {now}, changed {_times(rest['moves'])}"
 
 
 def _prefetched(total: dict[str, Any], looked_up: int) -> str:

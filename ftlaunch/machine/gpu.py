@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ftengine.memory import compiler
 from ftengine.memory import gpu as engine
 from ftengine.memory.gpu import Gpu as Usable
 from ftengine.memory.gpu import NoGpu
 from ftlaunch.machine import nvml, pci
 from ftlaunch.machine.gpu_holders import held
-from ftlaunch.machine.probe import Asked
+from ftlaunch.machine.probe import Asked, Silence
 from ftlaunch.machine.software import torch_cuda
 from ftlaunch.machine.system import System
 from ftlaunch.machine.verdict import Finding, gib
@@ -46,6 +45,15 @@ def probe(asked: Asked) -> Iterator[Finding]:
     yield use(system, cards, found, driver, asked.quick)
 
 
+def silent(silence: Silence) -> list[Finding]:
+    if silence.quick:
+        return [silence.unknown()]
+    value, data = f"the NVIDIA driver hangs: {silence.reason}", {"probe": silence.probe.name}
+    cost = "a server waits for it at every start, and then computes on the CPU"
+    mend = "nvidia-smi; if that hangs too, restart the machine"
+    return [Finding(silence.probe.answer, "driver", value, "bad", cost, mend, data)]
+
+
 def driver_finding(driver: nvml.Driver, torch: str | None) -> Finding:
     """Against what PyTorch was built for: any driver of the same major version of CUDA will do."""
     has = None if driver.cuda is None else engine.dotted(driver.cuda)
@@ -53,8 +61,7 @@ def driver_finding(driver: nvml.Driver, torch: str | None) -> Finding:
     data = {"version": driver.version, "cuda": has, "torch_cuda": torch}
     if torch is None:
         cost = "the GPU is not used"
-        mend = "pip install --force-reinstall torch (its usual build for Linux)"
-        return Finding("gpu.driver", "driver", value, "warn", cost, mend, data)
+        return Finding("gpu.driver", "driver", value, "warn", cost, engine.CUDA_BUILD, data)
     if engine.is_old(driver.cuda, torch):
         cost = "too old for it: the GPU cannot be used"
         return Finding("gpu.driver", "driver", value, "bad", cost, engine.newer_driver(torch), data)
@@ -113,28 +120,20 @@ def use(
         assert isinstance(gpu, Usable)
         about = "about " if quick else ""
         return Finding("gpu.use", "used", f"{gpu.name}, {about}{gib(gpu.free)} for the engine", data=data)
-    finding, cost = Finding("gpu.use", "used", f"none: {lacking}", data=data), "the CPU computes everything"
-    if not cards and not found and "no NVIDIA driver" in lacking:
+    finding, cost = Finding("gpu.use", "used", f"none: {lacking.reason}", data=data), "the CPU computes everything"
+    if not cards and not found and "no NVIDIA driver" in lacking.reason:
         return replace(finding, value="none: there is no NVIDIA GPU").but("note", cost)
     if isinstance(gpu, Usable) and gpu.capability < engine.LEAST_CAPABILITY:
         return finding.but("warn", cost)
     if isinstance(gpu, NoGpu) and os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return finding.but("bad", cost, "unset CUDA_VISIBLE_DEVICES")
-    return finding.but("bad", cost, _mend(system, lacking))
+    return finding.but("bad", cost, lacking.mend or _mend(system, lacking.reason))
 
 
-def _mend(system: System, lacking: str) -> str:
-    """lacking: as memory/gpu.py words it."""
-    if "no NVIDIA driver" in lacking:
+def _mend(system: System, reason: str) -> str:
+    """Where the driver shows no GPU. reason: as it was told."""
+    if "no NVIDIA driver" in reason:
         return _install(system)
-    if "its driver knows" in lacking:
-        return engine.newer_driver(torch_cuda())
-    if "without CUDA" in lacking:
-        return "pip install --force-reinstall torch (its usual build for Linux)"
-    if (found := compiler.lacking()) is not None and found.reason == lacking:
-        return found.mend
-    if "Triton" in lacking:
-        return "pip install triton"
     return "nvidia-smi may tell more; after an update of the driver restart the machine"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ftlaunch.machine.verdict import Finding
+from ftlaunch.machine.verdict import Finding, Verdict
 
 Stage = Literal["facts", "measure", "last", "model"]
 
@@ -42,7 +42,8 @@ class Probe:
     """A module with `probe(asked) -> Iterator[Finding]`, run by ftlaunch.machine.child. seconds: its time limit.
 
     quick_seconds: the limit with --quick, None where it is then left out. of: what is to be said when it does not end.
-    late: why that may be so where nothing is wrong, and what then helps.
+    late: why that may be so where nothing is wrong, and what then helps. tells_silence: its module also has
+    `silent(silence) -> list[Finding]`, which says more about that than `Silence.unknown` does.
     """
 
     name: str
@@ -51,10 +52,45 @@ class Probe:
     seconds: float
     quick_seconds: float | None = None
     late: str = ""
+    tells_silence: bool = False
 
     def run(self, asked: Asked) -> Iterator[Finding]:
         found: Iterator[Finding] = importlib.import_module(f"ftlaunch.machine.{self.name}").probe(asked)
         return found
+
+    def unknown(self, reason: str, verdict: Verdict, mend: str = "") -> Finding:
+        """reason: a clause."""
+        return Finding(self.answer, self.of, f"not known: {reason}", verdict, "", mend, {"probe": self.name})
+
+    @property
+    def answer(self) -> str:
+        """The id of what is said in place of findings."""
+        return f"{self.name.partition('_')[0]}.answer"
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Of a probe that was ended after `seconds`. quick: as was asked; told: ids of what it had found until then."""
+
+    probe: Probe
+    seconds: float
+    quick: bool
+    told: frozenset[str]
+
+    @property
+    def reason(self) -> str:
+        return f"no answer within {self.seconds:.2g} s"
+
+    def findings(self) -> list[Finding]:
+        if not self.probe.tells_silence:
+            return [self.unknown()]
+        found: list[Finding] = importlib.import_module(f"ftlaunch.machine.{self.probe.name}").silent(self)
+        return found
+
+    def unknown(self) -> Finding:
+        if self.quick:
+            return self.probe.unknown(self.reason, "note", "ft doctor")
+        return self.probe.unknown(self.reason, "note" if self.probe.late else "warn", self.probe.late)
 
 
 COMPILES = "ft doctor once more: kernels are compiled the first time"
@@ -64,10 +100,10 @@ PROBES = (
     Probe("memory", "facts", "memory", FACTS, QUICK),
     Probe("limits", "facts", "limits", FACTS, QUICK),
     Probe("disk", "facts", "the disk", FACTS, QUICK),
-    Probe("gpu", "facts", "the GPU", FACTS, QUICK),
+    Probe("gpu", "facts", "the GPU", FACTS, QUICK, tells_silence=True),
     Probe("software", "facts", "what is installed", FACTS, QUICK),
     Probe("agents", "facts", "the agents", FACTS, QUICK),
-    Probe("server", "facts", "the port", FACTS, QUICK),
+    Probe("server", "facts", "the port", FACTS, QUICK, tells_silence=True),
     Probe("store", "facts", "the store", FACTS, QUICK),
     Probe("memory_read", "measure", "reading memory", 5.0),
     Probe("disk_read", "measure", "reading the disk", 3.0, 0.6),

@@ -6,13 +6,13 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ftlaunch.machine import process
-from ftlaunch.machine.probe import GROUPS, PROBES, Asked, Probe
-from ftlaunch.machine.verdict import Finding, Verdict, from_json
+from ftlaunch.machine.probe import GROUPS, PROBES, Asked, Probe, Silence
+from ftlaunch.machine.verdict import Finding, from_json
 
 SECONDS = 14.0  # that all of it takes at the most; a measurement that would begin later is left out
 LEAST_SECONDS = 0.4  # left for a measurement to begin
@@ -86,13 +86,14 @@ class _Running:
 
     def findings(self) -> list[Finding]:
         if self.refused:
-            return [_unknown(self.probe, self.refused, "warn" if self.broken else "note")]
+            return [self.probe.unknown(self.refused, "warn" if self.broken else "note")]
         self.reader.join(max(0.0, self.deadline - time.monotonic()))
         if self.reader.is_alive():
             self.leave()
-            return [*self.found, *_silent(self.probe, self.limit, self.quick, {each.id for each in self.found})]
+            told = frozenset(each.id for each in self.found)
+            return [*self.found, *Silence(self.probe, self.limit, self.quick, told).findings()]
         if self.status:
-            return [*self.found, _unknown(self.probe, f"what asked ended with status {self.status}", "warn")]
+            return [*self.found, self.probe.unknown(f"what asked ended with status {self.status}", "warn")]
         return list(self.found)
 
     def leave(self) -> None:
@@ -113,34 +114,3 @@ class _Running:
 
 def _limit(probe: Probe, asked: Asked) -> float | None:
     return probe.quick_seconds if asked.quick else probe.seconds
-
-
-def _silent(probe: Probe, limit: float, quick: bool, told: Container[str]) -> list[Finding]:
-    """told: ids of what it has found until then."""
-    reason = f"no answer within {limit:.2g} s"
-    if probe.name == "server":
-        from ftlaunch.machine.server import by_records
-
-        known = [finding for finding in by_records() if finding.id not in told]
-        if any(finding.id == "server.port" for finding in known):
-            return known
-        return [*known, _unknown(probe, reason, "note" if quick else "warn", "ft doctor" if quick else "")]
-    if quick or probe.late:
-        return [_unknown(probe, reason, "note", "ft doctor" if quick else probe.late)]
-    if probe.name != "gpu":
-        return [_unknown(probe, reason, "warn")]
-    hangs = Finding(
-        "gpu.answer",
-        "driver",
-        f"the NVIDIA driver hangs: {reason}",
-        "bad",
-        "a server waits for it at every start, and then computes on the CPU",
-        "nvidia-smi; if that hangs too, restart the machine",
-        {"probe": probe.name},
-    )
-    return [hangs]
-
-
-def _unknown(probe: Probe, reason: str, verdict: Verdict, mend: str = "") -> Finding:
-    group = probe.name.partition("_")[0]
-    return Finding(f"{group}.answer", probe.of, f"not known: {reason}", verdict, "", mend, {"probe": probe.name})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ftlaunch.machine.probe import Asked
+from ftlaunch.machine.probe import Asked, Silence
 from ftlaunch.machine.verdict import Finding, plural
 from ftlaunch.servers import ports, running
 from ftlaunch.servers.lost import OURS, holder, lost
@@ -16,6 +16,13 @@ def probe(asked: Asked) -> Iterator[Finding]:
     found = running() + lost()
     yield servers([f"{record.served_name} on {record.port}" for record in found])
     yield port(DEFAULT_PORT, {record.port for record in found})
+
+
+def silent(silence: Silence) -> list[Finding]:
+    known = [finding for finding in by_records() if finding.id not in silence.told]
+    if any(finding.id == "server.port" for finding in known):
+        return known
+    return [*known, silence.unknown()]
 
 
 def by_records() -> list[Finding]:

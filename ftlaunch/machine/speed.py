@@ -225,7 +225,7 @@ def _gpu_decode(
     routed = routed_bytes(model)
     dense = _dense(model), _device(device)
     terms = [_stream("dense weights, state", "D / B_V", dense_bytes(model), device, STREAM, *dense)]
-    strategy: Strategy = fit.strategy.strategy if fit.strategy is not None else "resident"
+    strategy: Strategy = fit.strategy.alone if fit.strategy is not None else "resident"
     found = Hits(1.0, 1.0, 1.0) if strategy == "resident" else hits
     if found.likely:
         slots = _routed(model), _slots(found)

@@ -7,11 +7,12 @@ Format 2: {"format": 2, "source": {"kind", "repo", "revision", "requested"}, "fi
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
+
+from ftengine.atomic import write_atomically
 
 NAME = "ft-model.json"
 MAX_BYTES = 16 << 20
@@ -52,15 +53,11 @@ def write(directory: Path, source: Source, files: Mapping[str, File]) -> None:
         "files": {name: asdict(files[name]) for name in sorted(files)},
         "created": _now(),
     }
-    draft = directory / f".{NAME}.{os.getpid()}"
+    path = directory / NAME
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(directory / NAME)
-    finally:
-        draft.unlink(missing_ok=True)
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), sync=True)
+    except OSError as error:  # where `directory` leads through a descriptor, its path tells a person nothing
+        raise OSError(error.errno, error.strerror, str(directory.resolve() / NAME)) from error
 
 
 def hash_files(directory: Path) -> dict[str, File]:

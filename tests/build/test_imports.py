@@ -16,7 +16,7 @@ TOPS = {
 }
 
 # room -> rooms it may import, besides itself; a room is a package of ftengine, or one of its files in its root
-COMMON = {"core", "config", "conversation", "errors", "private", "switches", "wire"}
+COMMON = {"atomic", "core", "config", "conversation", "errors", "private", "switches", "wire"}
 FLOORS = {
     "api": {"dialect", "leases", "weights", *COMMON},
     "dialect": {"weights", *COMMON},
@@ -38,15 +38,16 @@ FLOORS = {
     "scheduler": {"cache", "experts", "kernels", "memory", "models", "weights", *COMMON},
     "models": {"_native", "layers", "experts", "kernels", "formats", "weights", *COMMON},
     "layers": {"experts", "kernels", "formats", "core"},
-    "experts": {"kernels", "formats", "memory", "weights", "errors", "locks", "private", "switches"},
+    "experts": {"atomic", "kernels", "formats", "memory", "weights", "errors", "locks", "private", "switches"},
     "memory": {"formats", "weights", *COMMON},
     "cache": {"core", "errors", "private"},
     "weights": {"core", "errors", "formats"},
     "formats": {"_native", "errors"},
-    "kernels": {"_native", "config", "errors", "formats", "private"},
+    "kernels": {"_native", "atomic", "config", "errors", "formats", "private"},
     "wire": {"core"},
     "conversation": {"core", "errors"},
     "config": {"errors", "core"},
+    "atomic": set(),
     "core": set(),
     "errors": set(),
     "locks": {"private"},

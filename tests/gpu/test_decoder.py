@@ -15,7 +15,7 @@ from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache
 from ftengine.core import Request, SamplingParams
 from ftengine.errors import ConfigError
-from ftengine.formats.format import NVFP4
+from ftengine.formats.format import MXFP4, NVFP4, Format
 from ftengine.models.base import Model, ModelOptions, load
 from ftengine.models.decoder import Decoder
 from ftengine.models.gpu.decoder import GpuDecoder
@@ -75,31 +75,36 @@ def test_logits_equal_transformers(checkpoint_of: Find, prepared: Prepared, kind
 
 
 @pytest.mark.parametrize(
-    ("strategy", "slots", "share"),
+    ("form", "strategy", "slots", "share"),
     [
-        ("resident", 0, None),
-        pytest.param("offload", 0, None, marks=pytest.mark.slow),
-        ("offload", 3, None),
-        ("cpu", 0, None),
-        ("hybrid", 0, 0.5),
-        ("hybrid", 4, None),
-        pytest.param("hybrid", 0, None, marks=pytest.mark.slow),
-        pytest.param("hybrid", 12, None, marks=pytest.mark.slow),
+        (NVFP4, "resident", 0, None),
+        pytest.param(NVFP4, "offload", 0, None, marks=pytest.mark.slow),
+        (NVFP4, "offload", 3, None),
+        (NVFP4, "cpu", 0, None),
+        (NVFP4, "hybrid", 0, 0.5),
+        (NVFP4, "hybrid", 4, None),
+        pytest.param(NVFP4, "hybrid", 0, None, marks=pytest.mark.slow),
+        pytest.param(NVFP4, "hybrid", 12, None, marks=pytest.mark.slow),
+        (MXFP4, "hybrid", 4, 0.5),
+        pytest.param(MXFP4, "resident", 0, None, marks=pytest.mark.slow),
+        pytest.param(MXFP4, "offload", 3, None, marks=pytest.mark.slow),
+        pytest.param(MXFP4, "cpu", 0, None, marks=pytest.mark.slow),
     ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_strategies_agree_in_nvfp4(
-    checkpoint_of: Find, prepared: Prepared, strategy: Strategy, slots: int, share: float | None
+def test_strategies_agree_in_four_bits(
+    checkpoint_of: Find, prepared: Prepared, form: Format, strategy: Strategy, slots: int, share: float | None
 ) -> None:
     """None, some and all of the 12 experts in slots, against the torch decoder on the same weights.
 
     share: of the missing experts for the CPU; None: the strategy's own, 0 % of offload and 100 % of cpu.
     """
     folder, prompts = checkpoint_of("qwen3.5"), [prompt_of(5, 1), prompt_of(4, 2)]
-    model = prepared(folder, strategy, slots, source=Requantized(folder, NVFP4, widened=False))
+    model = prepared(folder, strategy, slots, source=Requantized(folder, form, widened=False))
     if share is not None:
         model.experts.pool.set_cpu_share(share)
     found = logits_of(start(model), prompts, 4, 1)
-    exact = load(Checkpoint.open(folder), ModelOptions("float32", source=Requantized(folder, NVFP4, widened=True)))
+    exact = load(Checkpoint.open(folder), ModelOptions("float32", source=Requantized(folder, form, widened=True)))
     assert isinstance(exact, Decoder)
     expected = logits_of(driver.Driver(exact), prompts, 4, 1)
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)

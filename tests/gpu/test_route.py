@@ -150,11 +150,20 @@ CASES = [
     {"tokens": 2, "slots": 12, "staging": 2, "share": 0.0},
     {"tokens": 2, "slots": 12, "cpu": False},
     {"tokens": 1, "slots": 12, "readable": False},
+    {"tokens": 8, "slots": 24},
 ]
+LARGEST = [{"tokens": 16, "slots": 24}, {"tokens": 16, "slots": 12, "share": 0.5}]  # steps that graphs are made of
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("steps", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    [
+        *((case, 5) for case in CASES),
+        (LARGEST[0], 3),
+        *(pytest.param(case, 100, marks=pytest.mark.slow) for case in [*CASES, *LARGEST]),
+    ],
+    ids=str,
+)
 def test_every_decision_is_the_rules(case: dict, steps: int, device: str) -> None:
     torch.manual_seed(1)
     bench = make(device, **case)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from ftlaunch.cli.fit import _told
 from ftlaunch.machine import ignored, predict, served, server
 from ftlaunch.machine.computing import Computing
 from ftlaunch.machine.fit import Fit
-from ftlaunch.machine.probe import Asked, Probe
+from ftlaunch.machine.probe import BY_NAME, Asked
 from ftlaunch.machine.run import run
 from ftlaunch.machine.speed import Machine
 from ftlaunch.machine.verdict import Finding
@@ -117,7 +118,7 @@ def test_sound_files_and_none(ft_home: Path) -> None:
 
 def test_servers_that_were_not_asked_in_time(ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine leaves --quick no time: the lock of a server tells who holds the port."""
-    late = Probe("server", "facts", "the port", 0.5, 0.5)
+    late = replace(BY_NAME["server"], quick_seconds=0.5)
     monkeypatch.setattr("ftlaunch.machine.run.process.start", _sleeper)
     (unknown,) = run([late], Asked(quick=True))["server"]
     assert (unknown.id, unknown.mend) == ("server.answer", "ft doctor")

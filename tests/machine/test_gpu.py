@@ -9,12 +9,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ftengine.memory import gpu as engine
 from ftlaunch.machine import gpu, nvml, pci
-from ftlaunch.machine.probe import BY_NAME, Asked, Probe
+from ftlaunch.machine.probe import BY_NAME, Asked
 from ftlaunch.machine.run import examine, run
 from ftlaunch.machine.verdict import Finding
 from tests.support.timing import quickest, seconds
@@ -28,7 +30,7 @@ def findings_of(asked: Asked = QUICK, limit: float | None = None) -> list[Findin
     """Without the links of this machine's own cards, which no library in the way keeps the kernel from listing."""
     probe = BY_NAME["gpu"]
     if limit is not None:
-        probe = Probe("gpu", "facts", probe.of, limit, limit)
+        probe = replace(probe, seconds=limit, quick_seconds=limit)
     return [each for each in run([probe], asked)["gpu"] if each.data.get("address", DOMAIN).startswith(DOMAIN)]
 
 
@@ -130,6 +132,7 @@ def test_a_torch_without_cuda(nvidia, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert findings["gpu.driver"].verdict == "warn"
     assert findings["gpu.use"].verdict == "bad"
     assert "without CUDA" in findings["gpu.use"].value
+    assert findings["gpu.use"].mend == findings["gpu.driver"].mend == engine.CUDA_BUILD
 
 
 def test_hidden_gpus(nvidia, torch_13, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ftlaunch.machine.probe import BY_NAME, GROUPS, PROBES, Asked, Probe
+from ftlaunch.machine.probe import BY_NAME, COMPILES, GROUPS, PROBES, Asked, Probe
 from ftlaunch.machine.run import LEAST_SECONDS, examine, known, run
 from ftlaunch.machine.verdict import Finding, from_json, worst
 
@@ -23,6 +26,32 @@ def test_no_time_is_left() -> None:
     (finding,) = run([BY_NAME["cpu"]], Asked(), left=LEAST_SECONDS / 2)["cpu"]
     assert (finding.id, finding.verdict) == ("cpu.answer", "note")
     assert finding.value == "not known: no time was left for it"
+
+
+@pytest.mark.parametrize(
+    ("name", "quick", "verdict", "value", "mend"),
+    [
+        ("cpu", False, "warn", "not known: no answer within 0.5 s", ""),
+        ("cpu", True, "note", "not known: no answer within 0.5 s", "ft doctor"),
+        ("gpu_link", False, "note", "not known: no answer within 0.5 s", COMPILES),
+        ("gpu", False, "bad", "the NVIDIA driver hangs: no answer within 0.5 s", "nvidia-smi"),
+        ("gpu", True, "note", "not known: no answer within 0.5 s", "ft doctor"),
+        ("server", False, "warn", "not known: no answer within 0.5 s", ""),
+    ],
+)
+def test_silence(
+    ft_home: Path, monkeypatch: pytest.MonkeyPatch, name: str, quick: bool, verdict: str, value: str, mend: str
+) -> None:
+    """A process that says nothing, in the place of each probe's."""
+    command = ["sleep", "60"]
+    monkeypatch.setattr(
+        "ftlaunch.machine.run.process.start",
+        lambda *words: subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True),
+    )
+    (finding,) = run([replace(BY_NAME[name], seconds=0.5, quick_seconds=0.5)], Asked(quick))[name]
+    assert (finding.id, finding.verdict, finding.value) == (f"{name.partition('_')[0]}.answer", verdict, value)
+    assert finding.mend == mend or (name == "gpu" and finding.mend.startswith(mend))
+    assert finding.data == {"probe": name}
 
 
 def test_only_some(ft_home: Path) -> None:
@@ -56,4 +85,5 @@ def test_every_probe_is_there() -> None:
     assert {probe.name.partition("_")[0] for probe in PROBES} == set(GROUPS)
     for probe in PROBES:
         assert callable(probe.run)
-        __import__(f"ftlaunch.machine.{probe.name}")
+        module = importlib.import_module(f"ftlaunch.machine.{probe.name}")
+        assert callable(getattr(module, "silent", None)) == probe.tells_silence

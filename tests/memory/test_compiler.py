@@ -63,7 +63,7 @@ def test_a_gpu_without_a_compiler_is_not_used(monkeypatch: pytest.MonkeyPatch, t
     pytest.importorskip("triton", reason="there is no Triton for this system")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert unusable(CARD, "13.0") == "Triton finds no C compiler, gcc or clang"
+    assert unusable(CARD, "13.0") == ("Triton finds no C compiler, gcc or clang", compiler.INSTALL)
     chosen = choose_device("auto", CARD, "13.0")
     assert chosen.value == "cpu"
     assert chosen.reason.startswith("Triton finds no C compiler, gcc or clang; sudo apt install gcc python3-dev")

@@ -121,7 +121,7 @@ CHOICES = [
     ("auto", CARD, "13.0", "cuda", "Fake 4060, 7.00 GiB of 8.00 GiB free"),
     ("cuda", CARD, "13.0", "cuda", "Fake 4060, 7.00 GiB of 8.00 GiB free"),
     ("auto", NoGpu("no driver"), "13.0", "cpu", "no driver"),
-    ("auto", CARD, None, "cpu", "the PyTorch that is installed is built without CUDA"),
+    ("auto", CARD, None, "cpu", f"the PyTorch that is installed is built without CUDA; {gpu.CUDA_BUILD}"),
     ("auto", OLD_DRIVER, "13.0", "cpu", f"its driver knows CUDA 12.8, PyTorch is built for 13.0; {NEWER}"),
     ("auto", OLD_DRIVER, "12.9", "cuda", "Fake 4060, 7.00 GiB of 8.00 GiB free"),
     ("cpu", CARD, "13.0", "cpu", "asked for"),
@@ -145,7 +145,16 @@ def test_an_old_gpu_is_not_used(driver) -> None:
 
 def test_without_triton_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    assert "Triton" in choose_device("auto", CARD, "13.0").reason
+    chosen = choose_device("auto", CARD, "13.0")
+    assert chosen.value == "cpu"
+    assert chosen.reason == "Triton, which comes with PyTorch's CUDA builds, is not installed; pip install triton"
+
+
+def test_what_helps_is_of_the_reason_that_is_told() -> None:
+    """A newer driver does not help an old GPU, though its driver is too old, too."""
+    both = Gpu("Fake 1080", (6, 1), 8 * GIB, 7 * GIB, 12080, 1)
+    assert gpu.unusable(both, "13.0") == ("the Fake 1080 has compute capability 6.1, 8.0 is needed", "")
+    assert choose_device("auto", both, "13.0").reason.endswith("8.0 is needed")
 
 
 def test_a_gpu_that_is_asked_for_and_is_not_there() -> None:

@@ -25,6 +25,7 @@ from ftengine.api.language import open_language
 from ftengine.api.settings import ServeSettings
 from ftengine.config import EngineConfig
 from ftengine.scheduler.channel import Channel, FrontGone
+from ftengine.scheduler.fatal import describe
 from ftengine.scheduler.loop import serve
 from ftengine.scheduler.start import start
 
@@ -73,7 +74,7 @@ def _run(config: EngineConfig, connection: socket.socket) -> None:
         except FrontGone:
             pass
         except Exception as error:
-            channel.send([process.describe(error)])
+            channel.send([describe(error)])
             raise
         finally:
             gc.unfreeze()  # `serve` takes it that its process is the engine's alone

@@ -83,6 +83,26 @@ def test_out_of_memory_at_any_allocation_of_a_step(model: type[TinyModel], step:
     assert driver.engine.stats()["requests"]["failed"] >= 100 // step
 
 
+def test_steps_become_smaller_when_memory_ran_out() -> None:
+    """Of a prompt of 48 tokens, 32 at a time: after the step that failed 16, for good."""
+    model = LaunchingModel(recurrent=True)
+    driver = Driver(model, chunk=32)
+    driver.engine.budget.tokens = 32
+    model.launch_error = torch.OutOfMemoryError("CUDA out of memory.")
+    driver.submit("starves", prompt(48), 2)
+    driver.step()
+    assert driver.results["starves"].overloaded
+    model.launch_error = None
+    assert driver.engine.budget.tokens == 16
+    assert driver.one(prompt(48, seed=2), 2).tokens == model.greedy(prompt(48, seed=2), 2)
+    assert driver.engine.budget.tokens == 16
+    driver.submit("fails", prompt(48, seed=3), 2)
+    model.launch_error = RuntimeError("shapes differ")
+    driver.step()
+    assert not driver.results["fails"].overloaded
+    assert driver.engine.budget.tokens == 16
+
+
 LOST = [
     (RuntimeError("CUDA error: an illegal memory access was encountered"), "illegal memory access", ""),
     (RuntimeError("Triton Error [CUDA]: unspecified launch failure"), "unspecified launch failure", ""),

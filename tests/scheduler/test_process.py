@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ftengine import process, wire
+from ftengine import wire
 from ftengine.core import FinishReason
+from ftengine.scheduler.fatal import describe
 from tests.scheduler.spawn import EngineProcess, tokens
 from tests.scheduler.test_engine import prompt
 from tests.scheduler.tiny import BOMB, PAUSE, PAUSE_SECONDS, POISON, TinyModel, write_checkpoint
@@ -195,7 +196,7 @@ def test_a_log_line_says_what_the_work_is(tmp_path: Path) -> None:
 def test_a_package_that_is_missing() -> None:
     missing = ModuleNotFoundError("No module named 'torch'", name="torch")
     expected = wire.Fatal("the engine could not start: the Python package torch is missing", "ft doctor")
-    assert process.describe(missing) == expected
+    assert describe(missing) == expected
 
 
 @pytest.mark.parametrize(
@@ -204,4 +205,4 @@ def test_a_package_that_is_missing() -> None:
 def test_the_limit_of_addresses_is_named_where_there_is_one(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, step in ((resource.RLIM_INFINITY, "ft serve --context 8192"), (1 << 31, "ulimit -v unlimited")):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
-        assert process.describe(error).next_step == step
+        assert describe(error).next_step == step

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from ftengine.atomic import write_atomically
+
 log = logging.getLogger("ftengine.api")
 
 
@@ -44,7 +46,7 @@ class Announcement:
         try:
             self._look()
             if not self._whole(self._path):
-                self._write(self._path)
+                write_atomically(self._path, self._data, mode=0o600)  # the record beside it has that mode, too
         except OSError as error:
             if not self._troubled:
                 port = msgspec.json.decode(self._data)["port"]
@@ -64,13 +66,3 @@ class Announcement:
             return False
         finally:
             os.close(fd)
-
-    def _write(self, path: Path) -> None:
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            draft.write_bytes(self._data)
-            draft.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise

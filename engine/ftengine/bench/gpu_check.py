@@ -65,6 +65,7 @@ class Recorder:
 
     def __init__(self, model: GpuDecoder, found: Found) -> None:
         self._inner, self._found = model.experts, found
+        self.asking, self.forms = self._inner.asking, self._inner.forms  # of DecodeExperts; not used here
 
     def decode(self, layer: DeviceMoe, buffers: DecodeBuffers) -> None:
         self._found.residual.append(buffers.residual[0].clone())

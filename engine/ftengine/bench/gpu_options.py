@@ -28,13 +28,13 @@ def begin(bench: str, about: str | None) -> None:
     if getattr(options, "device", "cuda") != "cuda":
         return
     found = probe()
-    lacking = found.reason if isinstance(found, NoGpu) else None
-    if lacking is None:
+    torch_cuda = None
+    if not isinstance(found, NoGpu):
         import torch
 
-        lacking = unusable(found, torch.version.cuda)
-    if lacking is not None:
-        sys.exit(f"Error: {bench} needs a GPU: {lacking}\nTry:   ft doctor")
+        torch_cuda = torch.version.cuda
+    if (lacking := unusable(found, torch_cuda)) is not None:
+        sys.exit(f"Error: {bench} needs a GPU: {lacking.reason}\nTry:   ft doctor")
 
 
 def parse(bench: str, about: str | None, arguments: list[str] | None = None) -> argparse.Namespace:

@@ -7,16 +7,15 @@ written, is left alone with a line in the log; the next save replaces it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
 
+from ftengine.atomic import write_atomically
 from ftengine.dialect.generations import Generated, Generations
 from ftengine.private import private_folder
 
@@ -42,7 +41,9 @@ def save(generations: Generations, path: Path, key: bytes) -> None:
         chosen.append(raw)
     body = msgspec.msgpack.encode(chosen[::-1])
     try:
-        _write(path, _MAGIC + key + hashlib.blake2b(body, digest_size=_DIGEST).digest() + body)
+        raw = _MAGIC + key + hashlib.blake2b(body, digest_size=_DIGEST).digest() + body
+        private_folder(path.parent)
+        write_atomically(path, raw, mode=0o600, sync=True)
     except OSError as error:
         log.warning("remembered answers could not be written to %s: %s", path, error)
 
@@ -96,19 +97,3 @@ def _read(path: Path) -> bytes:
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > LARGEST:
             raise ValueError("it is no regular file of bounded size")
         return file.read(LARGEST + 1)
-
-
-def _write(path: Path, raw: bytes) -> None:
-    private_folder(path.parent)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise

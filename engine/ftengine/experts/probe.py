@@ -22,7 +22,8 @@ from ftengine.kernels.triton.fetch import copy_blocks
 from ftengine.kernels.triton.handshake import publish, stamp
 from ftengine.kernels.triton.join import join
 
-ROUNDS, REPLAYS = 12, 5
+ROUNDS, REPLAYS, LEAST_REPLAYS = 12, 5, 2
+REPLAYS_SECONDS = 0.2  # from which on LEAST_REPLAYS are enough: over 3 GB/s a replay takes 80 ms
 ROUND_BYTES = 250 << 20  # read in all rounds of a replay, about; a replay then takes some 25 ms over a slow link
 STAGING_BYTES = 256 << 20  # on the GPU
 STAMPS = 4  # of a round: before the bell, after it, after the link's part, after the CPU's
@@ -62,6 +63,7 @@ class LaneProbe:
         self.slots = torch.arange(self.most, dtype=torch.int32, device=self.device)
         self.cycle = Cycle(banks)
         self.lane = Lane(banks, self.mailbox, threads)
+        self.spent = 0.0  # seconds that all measurements took, without the compiling of kernels
         self._idle: tuple[Times, float] | None = None
 
     def close(self) -> None:
@@ -96,17 +98,18 @@ class LaneProbe:
         count = torch.full((1,), link, dtype=torch.int32, device=self.device)
         self._choose(rounds, link, cpu or 0)
         run = self._captured(lambda: self._queue(rounds, count, link, cpu is not None))
-        found, before = [], self.lane.counts()
-        for _ in range(1 + (REPLAYS if rounds > 1 else 2)):
+        found, before, took = [], self.lane.counts(), 0.0
+        for replay in range(1 + (REPLAYS if rounds > 1 else LEAST_REPLAYS)):
+            if replay > LEAST_REPLAYS and took > REPLAYS_SECONDS:
+                break
             self._choose(rounds, link, cpu or 0)
             with off_cores(self.lane.threads):
                 self.lane.wake()
-                run()
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
+                took += self._seconds(run)
             found.append(self.times[: rounds * STAMPS].view(rounds, STAMPS).cpu())
             if len(found) == 1:
                 before = self.lane.counts()  # the first replay only warms the threads up
+        self.spent += took * (1 + 1 / len(found))  # before it was captured, the work was done once
         error = self.lane.error()
         if error is not None:
             raise RuntimeError(error)
@@ -115,6 +118,15 @@ class LaneProbe:
         after = self.lane.counts()
         served = (after.seconds - before.seconds) / max(1, after.requests - before.requests) * 1e6
         return Times(link_us, both_us, both_us), served
+
+    def _seconds(self, run: Callable[[], None]) -> float:
+        """Of a replay. None in the interpreter: it is as slow on any machine."""
+        begun = time.perf_counter()
+        run()
+        if self.device.type != "cuda":
+            return 0.0
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter() - begun
 
     def _rounds_of(self, experts: int) -> int:
         most = ROUNDS if self.device.type == "cuda" else 2

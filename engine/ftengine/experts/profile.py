@@ -5,18 +5,17 @@ What does not fit the file, the machine or the model at hand is never used, and 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import logging
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from ftengine.atomic import write_atomically
 from ftengine.experts.profile_key import Key
 from ftengine.experts.split import LaneCosts
 from ftengine.locks import locked
@@ -34,6 +33,7 @@ FILE_NAME, LOCK_NAME = "profile.json", ".profile.json.lock"
 VERSION = 1
 KEPT = 16  # measurements of other models and settings, the newest first
 MISSES = range(1, 9)
+SECONDS = 2.8  # that the lanes are measured for, where they are slow: with fewer numbers of experts
 THRESHOLD = 2.0  # of the published rule: so many times the link's bandwidth the CPU's must be for the two to share
 
 Done = Callable[[float], None]  # fraction of a measurement, 0..1
@@ -145,7 +145,7 @@ def lane_profile(
         return found, f"measured on {found.measured}"
     probe = LaneProbe(banks, threads, dtype, device)
     try:
-        made = measure_lanes(probe, key) if readable else measure_cpu(probe, key)
+        made = measure_lanes(probe, key) if readable else measure_cpu(probe, key, counts=_in_time(probe, SECONDS))
     finally:
         probe.close()
     if folder is not None:
@@ -153,10 +153,16 @@ def lane_profile(
     return made, "measured now"
 
 
-def measure_cpu(probe: LaneProbe | CpuProbe, key: Key, done: Done = lambda fraction: None) -> LaneProfile:
-    """The CPU's lane alone. Raises RuntimeError where it fails."""
+def measure_cpu(
+    probe: LaneProbe | CpuProbe,
+    key: Key,
+    done: Done = lambda fraction: None,
+    *,
+    counts: Iterable[int] | None = None,
+) -> LaneProfile:
+    """The CPU's lane alone, with these numbers of experts, or all of the probe. Raises RuntimeError where it fails."""
     us = {}
-    for number, n in enumerate(probe.counts, 1):
+    for number, n in enumerate(probe.counts if counts is None else counts, 1):
         us[n] = probe.cpu(n)
         done(number / len(probe.counts))
     size = probe.banks[0].layout.used_bytes
@@ -166,9 +172,10 @@ def measure_cpu(probe: LaneProbe | CpuProbe, key: Key, done: Done = lambda fract
 
 def measure_lanes(probe: LaneProbe, key: Key, done: Done = lambda fraction: None) -> LaneProfile:
     """Both lanes, of banks that the GPU can read. Raises RuntimeError where one fails."""
-    alone, link_us, both = measure_cpu(probe, key, lambda fraction: done(fraction / 3)), {}, {}
+    alone = measure_cpu(probe, key, lambda fraction: done(fraction / 3), counts=_in_time(probe, SECONDS / 2))
+    link_us, both = {}, {}
     fewest = min(bank.experts for bank in probe.banks)
-    for number, n in enumerate(probe.counts, 1):
+    for number, n in enumerate(_in_time(probe, SECONDS), 1):
         link_us[n] = probe.link(n)
         if n == 1 or 2 * n <= fewest:  # the lanes would read the same experts, which caches then hold
             both[n] = probe.both(n, n)
@@ -185,6 +192,18 @@ def measure_lanes(probe: LaneProbe, key: Key, done: Done = lambda fraction: None
     return msgspec.structs.replace(
         made, q=[round(m * ratio, 3) for m in MISSES], fetched=[costs.link_share(m) for m in MISSES]
     )
+
+
+def _in_time(probe: LaneProbe, seconds: float) -> Iterator[int]:
+    """Numbers of experts to measure, from the least on: as long as one more, if it takes no longer than the one
+    before, ends when `probe` has spent so much. The first one is there always."""
+    took = 0.0
+    for n in probe.counts:
+        before = probe.spent
+        if took and before + took > seconds:
+            return
+        yield n
+        took = probe.spent - before
 
 
 def bandwidth_ratio(link: LaneTimes, link_beside: LaneTimes, cpu_beside: LaneTimes) -> float:
@@ -218,7 +237,8 @@ def write(folder: Path, profile: LaneProfile) -> str | None:
     """Adds it to `folder`/profile.json, which is whole at any time. Why it is not kept, also logged, or None."""
     try:
         with locked(folder / LOCK_NAME):  # several servers may start at once
-            _write(folder, _with(profile, _sections(folder)))
+            kept = _with(profile, _sections(folder))
+            write_atomically(folder / FILE_NAME, (json.dumps(kept, indent=1) + "\n").encode())
     except OSError as error:
         log.warning("what was measured is not kept: %s", error)
         return str(error)
@@ -230,17 +250,6 @@ def _with(profile: LaneProfile, sections: dict[str, Any]) -> dict[str, Any]:
     listed = sections.get("lanes")
     others = [other for other in (listed if isinstance(listed, list) else []) if _key_of(other) != entry["key"]]
     return sections | {"version": VERSION, "lanes": [entry, *others][:KEPT]}
-
-
-def _write(folder: Path, sections: dict[str, Any]) -> None:
-    """Raises OSError."""
-    draft = folder / f".{FILE_NAME}.{os.getpid()}"
-    try:
-        draft.write_text(json.dumps(sections, indent=1) + "\n")
-        draft.replace(folder / FILE_NAME)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _key_of(entry: Any) -> Any:

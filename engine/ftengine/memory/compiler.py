@@ -20,7 +20,7 @@ INSTALL = "sudo apt install gcc python3-dev, or your distribution's packages of 
 
 
 class Lacking(NamedTuple):
-    """reason: a clause; mend: what to do about it."""
+    """reason: a clause; mend: what to do about it, empty where only this machine's owner knows."""
 
     reason: str
     mend: str

@@ -16,6 +16,7 @@ import msgspec
 from ftengine.config import CACHE_SIZES, EngineConfig, Resolved
 from ftengine.errors import ConfigError
 from ftengine.memory import compiler
+from ftengine.memory.compiler import Lacking
 from ftengine.memory.machine import available_memory
 from ftengine.memory.sizes import gigabytes
 
@@ -25,6 +26,7 @@ LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores
 PROBE_SECONDS = 30.0  # a driver that has slept takes some seconds for each GPU
 INIT_SECONDS = 60.0
 ON_CPU = "ft serve --device cpu"
+CUDA_BUILD = "pip install --force-reinstall torch (its usual build for Linux)"
 # Without any of them no GPU of this machine can be reached; /dev/dxg is WSL 2's
 DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 # The first driver of each CUDA, on Linux: release notes of the CUDA toolkit, "CUDA Driver" table
@@ -90,35 +92,27 @@ def choose_device(asked: str, gpu: Gpu | NoGpu, torch_cuda: str | None) -> Resol
         assert isinstance(gpu, Gpu)
         among = f", the first of {gpu.count}; CUDA_VISIBLE_DEVICES chooses" if gpu.count > 1 else ""
         return Resolved("cuda", f"{gpu}{among}")
-    mend = _mend(lacking, gpu, torch_cuda)
+    reason, mend = lacking
     if asked == "cuda":
-        raise ConfigError(f"no GPU here: {lacking}", f"{mend}; until then {ON_CPU}" if mend else ON_CPU)
-    return Resolved("cpu", f"{lacking}; {mend}" if mend else lacking)
+        raise ConfigError(f"no GPU here: {reason}", f"{mend}; until then {ON_CPU}" if mend else ON_CPU)
+    return Resolved("cpu", f"{reason}; {mend}" if mend else reason)
 
 
-def unusable(gpu: Gpu | NoGpu, torch_cuda: str | None) -> str | None:
-    """Why the engine cannot use it, a clause; None if it can."""
+def unusable(gpu: Gpu | NoGpu, torch_cuda: str | None) -> Lacking | None:
+    """Why the engine cannot use it, and what helps; None if it can."""
     if isinstance(gpu, NoGpu):
-        return gpu.reason
+        return Lacking(gpu.reason, "")
     if gpu.capability < LEAST_CAPABILITY:
         has, needs = (".".join(map(str, version)) for version in (gpu.capability, LEAST_CAPABILITY))
-        return f"the {gpu.name} has compute capability {has}, {needs} is needed"
+        return Lacking(f"the {gpu.name} has compute capability {has}, {needs} is needed", "")
     if torch_cuda is None:
-        return "the PyTorch that is installed is built without CUDA"
+        return Lacking("the PyTorch that is installed is built without CUDA", CUDA_BUILD)
     if is_old(gpu.cuda, torch_cuda):
-        return f"its driver knows CUDA {dotted(gpu.cuda)}, PyTorch is built for {torch_cuda}"
+        reason = f"its driver knows CUDA {dotted(gpu.cuda)}, PyTorch is built for {torch_cuda}"
+        return Lacking(reason, newer_driver(torch_cuda))
     if importlib.util.find_spec("triton") is None:
-        return "Triton, which comes with PyTorch's CUDA builds, is not installed"
-    found = compiler.lacking()
-    return None if found is None else found.reason
-
-
-def _mend(lacking: str, gpu: Gpu | NoGpu, torch_cuda: str | None) -> str:
-    """What helps against that, empty where only this machine's owner knows."""
-    if isinstance(gpu, Gpu) and is_old(gpu.cuda, torch_cuda):
-        return newer_driver(torch_cuda)
-    found = compiler.lacking()
-    return found.mend if found is not None and found.reason == lacking else ""
+        return Lacking("Triton, which comes with PyTorch's CUDA builds, is not installed", "pip install triton")
+    return compiler.lacking()
 
 
 def is_old(cuda: int | None, torch_cuda: str | None) -> bool:

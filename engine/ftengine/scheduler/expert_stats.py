@@ -10,6 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from ftengine.experts.counts import LayerCounts as Counts
     from ftengine.experts.online import OnlineSplit
+    from ftengine.experts.rest import LaneRest
     from ftengine.experts.slots import SlotPool
 
 ENOUGH_STEPS = 256  # decode steps after which a feature that did nothing is told of
@@ -29,6 +30,14 @@ class SplitStats(msgspec.Struct):
 
     moves: int  # since start
     since_s: float  # how long it has been as it is
+
+
+class RestStats(msgspec.Struct):
+    """Of `hybrid` whose steps may leave the CPU's lane alone."""
+
+    steps: int  # that did, since start
+    moves: int  # how often it was changed, for some number of sequences
+    alone: bool  # whether steps of one sequence do so now
 
 
 class LayerCounts(msgspec.Struct):
@@ -67,6 +76,7 @@ class ExpertStats(msgspec.Struct):
     prefetch: int  # experts a layer and step that may be prefetched now; 0: none
     layers: list[LayerCounts] | None = None  # where they were asked for
     split: SplitStats | None = None  # None: it stays what it was at the start
+    rest: RestStats | None = None  # None: every step may ask the CPU, or none may
 
 
 def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
@@ -93,6 +103,7 @@ def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
         prefetch=pool.prefetch if _can_prefetch(pool) else 0,
         layers=[_counts(layer) for layer in found.layers] if layers else None,
         split=_split(getattr(experts, "split", None)),
+        rest=_rest(getattr(experts, "rest", None)),
     )
 
 
@@ -104,6 +115,10 @@ def _can_prefetch(pool: SlotPool) -> bool:
 
 def _split(found: OnlineSplit | None) -> SplitStats | None:
     return None if found is None else SplitStats(found.moves.count, round(found.unmoved, 1))
+
+
+def _rest(found: LaneRest | None) -> RestStats | None:
+    return None if found is None else RestStats(found.rested, found.moves, found.rests(1))
 
 
 def _counts(found: Counts) -> LayerCounts:
@@ -176,7 +191,8 @@ def _idle(stats: ExpertStats) -> Iterator[tuple[str, str]]:
     looked_up, several = total.hits + total.misses, total.misses >= ENOUGH_STEPS  # a few may go one way by chance
     if stats.slots and looked_up and total.hits == total.foretold:
         yield "cache", f"the cache of {stats.slots} experts is on, and none of {looked_up} was found there"
-    if stats.cpu_share != 0 and several and not total.cpu_experts:
+    asked = stats.decode_steps - (0 if stats.rest is None else stats.rest.steps)
+    if stats.cpu_share != 0 and several and asked >= ENOUGH_STEPS and not total.cpu_experts:
         yield "cpu", f"experts may be computed on the CPU, and of {total.misses} missing ones none was"
     if stats.background and stats.slots and total.cpu_experts >= ENOUGH_STEPS and not total.admitted:
         yield (

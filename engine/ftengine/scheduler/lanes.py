@@ -50,12 +50,13 @@ class PinnedBanks:
 
 @dataclass(frozen=True)
 class LaneChoice:
-    """costs: of both lanes while they work side by side, None where they were not measured."""
+    """costs: of both lanes while they work side by side, None where they were not measured. rests: see Choice."""
 
     strategy: Resolved[Strategy]
     threads: Resolved[int]  # of the CPU's lane
     banks: PinnedBanks
     costs: LaneCosts | None = None
+    rests: bool = False
 
     @property
     def pinned(self) -> Resolved[bool]:
@@ -84,9 +85,9 @@ def choose_lanes(
         held = undo.enter_context(closing(pin_banks(banks, device)))
         ordered, readable = [banks[layer] for layer in sorted(banks)], held.outcome.value
         measured = partial(lane_profile, folder, ordered, threads.value, dtype, device, readable=readable)
-        strategy, costs = _choose(config, ordered, top_k, plan, held.outcome, measured)
+        strategy, costs, rests = _choose(config, ordered, top_k, plan, held.outcome, measured)
         undo.pop_all()
-    return LaneChoice(strategy, threads, held, costs)
+    return LaneChoice(strategy, threads, held, costs, rests)
 
 
 def _choose(
@@ -96,10 +97,10 @@ def _choose(
     plan: DevicePlan,
     pinned: Resolved[bool],
     measured: Callable[[], tuple[LaneProfile, str]],
-) -> tuple[Resolved[Strategy], LaneCosts | None]:
-    """Raises ConfigError, RuntimeError where a lane fails."""
+) -> tuple[Resolved[Strategy], LaneCosts | None, bool]:
+    """Fields of LaneChoice. Raises ConfigError, RuntimeError where a lane fails."""
     if plan.resident:
-        return Resolved("resident", "all experts fit into the GPU's memory"), None
+        return Resolved("resident", "all experts fit into the GPU's memory"), None, False
     if not pinned.value and config.moe_backend == "offload":
         raise ConfigError(f"--moe-backend offload needs pinned memory: {pinned.reason}", "ft serve --moe-backend auto")
     if not pinned.value:
@@ -114,7 +115,7 @@ def _choose(
     strategy, reason = choice.strategy, f"{choice.reason}; lanes {origin}"
     if not pinned.value and config.moe_backend == "auto":
         strategy, reason = "hybrid", "experts are not pinned: the CPU computes all that have no slot"
-    return Resolved(strategy, reason), profile.costs
+    return Resolved(strategy, reason), profile.costs, choice.rests
 
 
 def lanes_of(profile: LaneProfile) -> Lanes | None:

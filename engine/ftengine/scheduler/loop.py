@@ -14,6 +14,13 @@ from ftengine.wire import AskStats, Cancel, Fatal, Shutdown, Stats, StopTrace, S
 log = logging.getLogger(__name__)
 
 
+def settle() -> None:
+    """The end of a start, for the collector of garbage. Before readiness is told: no request is taken meanwhile."""
+    gc.collect()
+    gc.freeze()  # what start left lives on; to look through it again would hold up a step for a tenth of a second
+    gc.enable()
+
+
 def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
     """Returns when the front is gone or sends Shutdown: None. Returns why when only a new process can go on computing;
     the front has been told of the requests then. Sleeps while there is nothing to compute; a transfer of the prompt
@@ -21,9 +28,6 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
 
     What a step gave is sent while the next one computes on the device. On the CPU nothing computes until `finish`.
     """
-    gc.collect()
-    gc.freeze()  # what start left lives on; to look through it again would hold up a step for a tenth of a second
-    gc.enable()
     work_log = WorkLog(engine.counters, engine.scheduler, log_seconds, engine.expert_stats)
     tracing = Tracing(engine.model)
     events: list[ToFront] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -134,17 +135,19 @@ def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: 
     progress("preparing experts", LOADED)
     lanes = choose_lanes(config, model.banks, demand.top_k, plan, model.weights.dtype, model.device, cache_folder())
     timeline.mark("lanes")
+    plan = _given_out(plan, demand, lanes)
     setup = GpuSetup(
         strategy=lanes.strategy.value,
         max_running=plan.max_running.value,
         context=plan.context.value,
         page_size=config.page_size,
-        slots=0 if lanes.strategy.value == "cpu" else plan.slots.value,
+        slots=plan.slots.value,
         staging=plan.staging.value,
         threads=lanes.threads.value,
         readable=lanes.pinned.value,
         costs=lanes.costs,
         prefetch=prefetch_asked_for(),
+        rest="at first" if lanes.rests else "where faster",
     )
     model.prepare(setup)
     timeline.mark("experts")
@@ -230,6 +233,7 @@ def _load_compilers(begin: Beginning) -> None:
     if begin.checkpoint.text_config.get("linear_num_value_heads"):
         load_library()
     load_sources()
+    gc.freeze()  # as after torch's import: these modules live on, too
 
 
 def _trim(device: torch.device) -> None:
@@ -247,6 +251,15 @@ def _measured(demand: Demand, model: GpuDecoder, layout: CacheLayout) -> Demand:
     return dataclasses.replace(demand, weights=weights, token=kv_bytes_per_token(layout), state=state_bytes(layout))
 
 
+def _given_out(plan: DevicePlan, demand: Demand, lanes: LaneChoice) -> DevicePlan:
+    """Less what the chosen strategy leaves alone: `auto` may end at `cpu`, where no expert stays on the GPU."""
+    if lanes.strategy.value != "cpu" or not plan.slots.value:
+        return plan
+    unused = plan.slots.value * demand.weights.block + plan.next_routers
+    none = Resolved(0, f"moe_backend cpu: the CPU computes them in decode; {plan.slots.value} would fit")
+    return dataclasses.replace(plan, slots=none, next_routers=0, used=plan.used - unused, notes=())
+
+
 def _part(begin: Beginning, low: float, high: float) -> Callable[[str, float], None]:
     def progress(stage: str, done: float) -> None:
         begin.progress(stage, low + (high - low) * done)
@@ -255,6 +268,7 @@ def _part(begin: Beginning, low: float, high: float) -> Callable[[str, float], N
 
 
 def _facts(gpu: Gpu, plan: DevicePlan, lanes: LaneChoice) -> dict[str, Resolved[Any]]:
+    works = lanes.strategy.value in ("cpu", "hybrid")
     return {
         "gpu": Resolved(gpu.name, f"compute capability {gpu.capability[0]}.{gpu.capability[1]}"),
         "gpu_memory_bytes": plan.budget,
@@ -266,7 +280,7 @@ def _facts(gpu: Gpu, plan: DevicePlan, lanes: LaneChoice) -> dict[str, Resolved[
         "moe_backend": lanes.strategy,
         "moe_cache_size": plan.slots,
         "moe_staging": plan.staging,
-        "moe_cpu_threads": lanes.threads,
+        **({"moe_cpu_threads": lanes.threads} if works else {}),
         "moe_pinned": lanes.pinned,
     }
 

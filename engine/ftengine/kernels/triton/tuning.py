@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 import triton
 
+from ftengine.atomic import write_atomically
 from ftengine.private import private_folder
 
 log = logging.getLogger("ftengine.tuning")
@@ -93,15 +93,10 @@ class Tuner:
         if self.folder is None or not self._changed:
             return
         merged = {**_sections(self.folder), _machine(): {**_read(self.folder), **self._chosen}}
-        path = self.folder / FILE_NAME
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            private_folder(self.folder)
-            draft.write_text(json.dumps(merged, indent=1, sort_keys=True))
-            draft.replace(path)
+            path = private_folder(self.folder) / FILE_NAME
+            write_atomically(path, json.dumps(merged, indent=1, sort_keys=True).encode())
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink()
             log.warning("the tuning of kernels is not kept: %s", error)
         else:
             self._changed = False

@@ -28,6 +28,12 @@ from ftengine.models.gpu.workspace import DecodeBuffers
 
 
 class DecodeExperts(Protocol):
+    asking: bool  # whether what is launched now may ask the CPU
+
+    def forms(self, rows: int) -> tuple[bool, ...]:
+        """What `asking` may be in steps of so many rows."""
+        ...
+
     def decode(self, layer: DeviceMoe, buffers: DecodeBuffers) -> None:
         """residual += the MoE layer's output for it."""
         ...

@@ -126,7 +126,7 @@ class GpuDecoder:
         """See models.base.LaunchingAhead."""
         assert self.steps is not None, "the model is not prepared"
         assert self.steps.takes(batch), "a step that no graph takes cannot be launched ahead"
-        self.experts.wake()
+        self.experts.wake(len(batch.sequences))
         with torch.no_grad():
             logits = self.steps.run(batch, cache, ids)
         return self._launched(sampler(logits))
@@ -176,7 +176,7 @@ class GpuDecoder:
         assert self.steps is not None, "the model is not prepared"
         if not self.steps.takes(batch):
             return prefill_step(self.weights, cache, batch, self.experts)
-        self.experts.wake()
+        self.experts.wake(len(batch.sequences))
         logits = self.steps.run(batch, cache)
         rows = batch.logits_rows.numpy()
         everything = len(rows) == len(logits) and bool((rows == numpy.arange(len(rows))).all())

@@ -15,6 +15,7 @@ from ftengine.experts.lane import Lane
 from ftengine.experts.online import OnlineSplit, asked_for
 from ftengine.experts.pinned import verify_copied
 from ftengine.experts.pool import ExpertBank
+from ftengine.experts.rest import MOST_ROWS, LaneRest
 from ftengine.experts.slots import DEFAULT_COSTS, SlotPool
 from ftengine.kernels.triton import prefetch
 from ftengine.kernels.triton.buffers import Mailbox, RouteBuffers
@@ -45,7 +46,11 @@ CPU_SHARE: dict[Strategy, float | None] = {"resident": 0.0, "offload": 0.0, "cpu
 
 
 class GpuExperts:
-    """Fulfils decode_step.DecodeExperts. banks: by MoE layer, in host memory; read by GPU and CPU until `close`."""
+    """Fulfils decode_step.DecodeExperts. banks: by MoE layer, in host memory; read by GPU and CPU until `close`.
+
+    asking: whether what is launched now may ask the CPU; of `hybrid`, steps that leave its lane alone can be launched,
+    too, and go on with the same slots.
+    """
 
     def __init__(self, weights: DeviceWeights, banks: Mapping[int, ExpertBank], setup: GpuSetup) -> None:
         moes, device = weights.moes, weights.device
@@ -58,7 +63,9 @@ class GpuExperts:
         self._background = _stream(device)
         self._shared = _stream(device) if setup.branches else None
         self._early = setup.readable and setup.strategy != "resident"  # there is a `fetch` to overtake
-        self._waiting = _waits_for_shared(setup)
+        self._resident = setup.strategy == "resident"
+        self.asking = False
+        self.rest: LaneRest | None = None
         able = setup.readable and setup.slots > 0 and setup.prefetch > 0 and setup.strategy != "resident"
         self._next_routers = next_routers(moes) if able else {}
         self._foretold_layers = {index + 1 for index in self._next_routers}  # MoE layers whose experts are prefetched
@@ -89,8 +96,13 @@ class GpuExperts:
         if setup.uses_cpu:
             self.mailbox = mailboxes.allocate(setup.decode_tokens, top_k, weights.hidden, weights.dtype, device)
             self.lane = Lane([banks[index] for index in range(len(banks))], self.mailbox, setup.threads)
+            self.asking = True
         if setup.strategy == "hybrid" and setup.readable and self.lane is not None:
-            self._split_by(asked_for(), self.pool, self.lane, setup.prefetch)
+            self.split = self._split_by(asked_for(), self.pool, self.lane, setup.prefetch)
+            if self.split is not None and setup.rest != "never" and _link_suffices(setup, self.pool):
+                self.rest = LaneRest(setup.rest == "at first")
+        self._prefetched_alone = _first_prefetch(setup) if self._prefetching else 0
+        self._prefetched_asking = self.pool.prefetch
         self._routes = {rows: RouteBuffers.allocate(rows, top_k, device) for rows in range(1, setup.decode_tokens + 1)}
         widest = max(layer.layout.intermediate for layer in moes)
         rows = setup.decode_tokens
@@ -113,12 +125,12 @@ class GpuExperts:
             normalized=hidden,
         )
         self._foretell(layer, hidden)
-        shared = None
+        mailbox, shared = self.mailbox if self.asking else None, None
         if layer.shared_down is not None:
-            shared = residual if self.mailbox is None else self._shared_out[:rows]  # which `join` adds
+            shared = residual if mailbox is None else self._shared_out[:rows]  # which `join` adds
             with self._beside(self._shared):
                 _shared_expert(layer, projected, buffers, shared)
-        if self.lane is not None:  # which may have fallen asleep for good while kernels were compiled and tuned
+        if self.asking and self.lane is not None:  # it may have fallen asleep for good while kernels were compiled
             self.lane.wake()
         route(
             pool,
@@ -128,7 +140,7 @@ class GpuExperts:
             layer.top_k,
             layer.normalize,
             routes,
-            self.mailbox,
+            mailbox,
             prefetched=index in self._foretold_layers,
         )
         self._prefetch(layer, rows)
@@ -147,12 +159,14 @@ class GpuExperts:
             before_adding=lambda: self._join_shared(layer, "down"),
         )
         self._join_shared(layer, "join")
-        if self.mailbox is not None:
-            join(pool, index, self.mailbox, residual, shared)
+        if mailbox is not None:
+            join(pool, index, mailbox, residual, shared)
 
     def prefill(self, layer: DeviceMoe, hidden: torch.Tensor, logits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """See prefill.PrefillExperts. One round's blocks cross the link while the round before is computed."""
         assert self.pool is not None
+        if self.rest is not None:
+            self.rest.interrupt()
         pool, bank = self.pool.tensors, self._banks[layer.index]
         routes = route_prefill(pool, layer.index, logits, layer.top_k, layer.normalize)
         self._copies.follow()
@@ -182,12 +196,30 @@ class GpuExperts:
         """What was counted so far; waits for the device. None for a model without routed experts."""
         return None if self.pool is None else self.pool.stats()
 
-    def wake(self) -> None:
-        """Before a step is launched."""
+    def forms(self, rows: int) -> tuple[bool, ...]:
+        """What `asking` may be in steps of so many rows."""
+        both = self.rest is not None and rows <= MOST_ROWS
+        return (True, False) if both else (self.mailbox is not None,)
+
+    def wake(self, rows: int = 0) -> None:
+        """Before a decode step of so many rows is launched; 0: in the form that the last one had."""
+        if rows and self.rest is not None:
+            self._ask(not self.rest.step(rows))
+        if not self.asking:
+            return
         if self.lane is not None:
             self.lane.wake()
         if self.split is not None:
             self.split.step()
+
+    def _ask(self, asking: bool) -> None:
+        """What the link has room for is another number in either form."""
+        if asking == self.asking or self.pool is None:
+            return
+        if not asking:
+            self._prefetched_asking = self.pool.prefetch
+        self.pool.set_prefetch(self._prefetched_asking if asking else self._prefetched_alone)
+        self.asking = asking
 
     def check(self) -> None:
         """After a step. Raises FtError if the two lanes lost each other; the cache and the mailbox are then useless."""
@@ -203,12 +235,13 @@ class GpuExperts:
             if self.lane is not None:
                 self.lane.close()
 
-    def _split_by(self, asked: float | bool, pool: SlotPool, lane: Lane, prefetch: int) -> None:
+    def _split_by(self, asked: float | bool, pool: SlotPool, lane: Lane, prefetch: int) -> OnlineSplit | None:
         """asked: see online.asked_for. prefetch: experts a layer, at most."""
         if asked is True:
-            self.split = OnlineSplit(pool, lane, most_prefetched=prefetch if self._prefetching else 0)
-        elif asked is not False:
+            return OnlineSplit(pool, lane, most_prefetched=prefetch if self._prefetching else 0)
+        if asked is not False:
             pool.set_cpu_share(asked)
+        return None
 
     def _load(self, index: int, bank: ExpertBank) -> None:
         """An expert in every slot, for good: a copy that did not arrive would be wrong tokens. Raises FtError."""
@@ -236,13 +269,17 @@ class GpuExperts:
                 with self._beside(self._copying):
                     prefetch.copy(pool, index, self._banks[index])
 
+    @property
+    def _waiting(self) -> Waiting:
+        return _waits_for_shared(self.asking, self._resident)
+
     def _join_choice(self, layer: DeviceMoe, kernel: Waiting) -> None:
         """Before the next layer looks its experts up."""
         if kernel == self._waiting and layer.index + 1 in self._foretold_layers and self._chosen is not None:
             torch.cuda.current_stream().wait_event(self._chosen)
 
     def _admit(self, index: int, bank: ExpertBank) -> None:
-        if self.mailbox is not None and self.pool is not None:
+        if self.asking and self.pool is not None:
             with self._beside(self._background):
                 admit(self.pool.tensors, index, bank)
 
@@ -266,7 +303,7 @@ class GpuExperts:
             torch.cuda.current_stream().wait_stream(stream)
 
 
-def _waits_for_shared(setup: GpuSetup) -> Waiting:
+def _waits_for_shared(asking: bool, resident: bool) -> Waiting:
     """Which kernel of a layer waits for the shared expert's stream: one that waits for two others cannot start early.
 
     `join` waits for the CPU in any case. With a quarter of the experts in slots on an H200, a step of 1 and 4 tokens
@@ -274,9 +311,15 @@ def _waits_for_shared(setup: GpuSetup) -> Waiting:
     Without a CPU lane the sum is complete after `down`, so that one waits; where all is resident, `gate_up` does, which
     has no copies to overtake.
     """
-    if setup.uses_cpu:
+    if asking:
         return "join"
-    return "gate_up" if setup.strategy == "resident" else "down"
+    return "gate_up" if resident else "down"
+
+
+def _link_suffices(setup: GpuSetup, pool: SlotPool) -> bool:
+    """Whether all experts that a step misses find a place on the GPU. Without slots, nothing is ever found there."""
+    needed = min(setup.decode_tokens * pool.top_k, pool.experts)
+    return setup.slots > 0 and pool.tensors.staging - pool.tensors.ahead >= needed
 
 
 def _ahead(setup: GpuSetup, top_k: int, experts: int) -> int:

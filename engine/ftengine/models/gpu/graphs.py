@@ -1,10 +1,12 @@
-"""Decode steps of every batch size: captured as CUDA graphs while warming up, replayed with one launch afterwards."""
+"""Decode steps of every batch size, in every form: captured as CUDA graphs while warming up, replayed with one launch
+afterwards."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -37,7 +39,7 @@ class DecodeSteps:
         self._experts = experts
         self._inputs = InputBuffers(tokens, -(-context // page_size), weights.device)
         self._workspace = Workspace(weights, tokens, self._inputs.pages * page_size)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # by sequences, and whether they may ask
         self._captured: CacheTensors | None = None
 
     def takes(self, batch: Batch) -> bool:
@@ -59,7 +61,7 @@ class DecodeSteps:
 
     def again(self, rows: int, cache: CacheTensors) -> torch.Tensor:
         """`run` with the inputs that are there already; for measuring."""
-        graph = self._graphs.get(rows)
+        graph = self._graphs.get((rows, self._experts.asking))
         if graph is not None and cache is self._captured:
             graph.replay()
         else:
@@ -84,17 +86,19 @@ class DecodeSteps:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         pool = None
-        for done, rows in enumerate(range(self.tokens, 0, -1)):
-            progress(STAGE, done / self.tokens)
-            with torch.cuda.stream(stream):
-                self._inputs.fill_spare(rows, cache)
-                with tuning():
-                    self._launch(rows, cache, first)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._launch(rows, cache)
+        steps = [(rows, asking) for rows in range(self.tokens, 0, -1) for asking in self._experts.forms(rows)]
+        for done, (rows, asking) in enumerate(steps):
+            progress(STAGE, done / len(steps))
+            with self._form(asking):
+                with torch.cuda.stream(stream):
+                    self._inputs.fill_spare(rows, cache)
+                    with tuning():
+                        self._launch(rows, cache, first)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    self._launch(rows, cache)
             pool = graph.pool()
-            self._graphs[rows] = graph
+            self._graphs[rows, asking] = graph
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         self._captured = cache
@@ -115,7 +119,17 @@ class DecodeSteps:
 
     def _launch_some(self, numbers: Iterable[int], cache: CacheTensors, weights: DeviceWeights) -> None:
         for rows in numbers:
-            self._launch(rows, cache, weights)
+            for asking in self._experts.forms(rows):
+                with self._form(asking):
+                    self._launch(rows, cache, weights)
+
+    @contextmanager
+    def _form(self, asking: bool) -> Iterator[None]:
+        before, self._experts.asking = self._experts.asking, asking
+        try:
+            yield
+        finally:
+            self._experts.asking = before
 
     def _launch(self, rows: int, cache: CacheTensors, weights: DeviceWeights | None = None) -> None:
         inputs, workspace = self._inputs.views(rows), self._workspace.of(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from ftengine import switches
 from ftengine.experts.split import LaneCosts
@@ -33,6 +34,9 @@ class GpuSetup:
     branches: bool = True  # the shared expert is computed beside the lookup
     prefetch: int = PREFETCH  # experts copied before their layer begins, at most; 0: none
     costs: LaneCosts | None = None  # of the two lanes at the same time, where they were measured
+    # `hybrid`: whether steps leave the CPU's lane alone where that is found to be faster (experts/rest.py); `at first`:
+    # those of one sequence begin so
+    rest: Literal["never", "where faster", "at first"] = "never"
 
     @property
     def decode_tokens(self) -> int:

@@ -73,32 +73,48 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Choice:
+    """rests: steps of one sequence are expected to be faster while the CPU's lane is left alone, and begin so
+    (experts/rest.py).
+    """
+
     strategy: Strategy
     reason: str
     predicted: dict[Strategy, float]  # microseconds a token for experts without a slot
+    rests: bool = False
+
+    @property
+    def alone(self) -> Strategy:
+        """How steps of one sequence are computed at first: a `hybrid` that leaves the CPU alone does what `offload`
+        does."""
+        return "offload" if self.rests else self.strategy
 
 
 def choose(asked: Asked, layers: int, experts: int, top_k: int, slots: int, lanes: Lanes | None) -> Choice:
     """layers, experts: MoE layers and experts of each; slots: experts that may stay on the GPU.
 
-    lanes: None where they were not measured.
+    lanes: None where they were not measured. `auto` never takes `offload`: a `hybrid` that rests is as fast, and uses
+    both lanes where more sequences miss more, or where the costs change.
     """
     fits = slots >= layers * experts
     share = slots / max(1, layers * experts)
     foretold = FORETOLD if slots else (0.0, 0.0, 0.0)
     predicted = {} if lanes is None else _predict(layers, top_k, hit_rate(share), foretold[1], lanes)
     if asked != "auto":
-        return Choice(asked, "asked for", predicted)
+        rests = asked == "hybrid" and bool(slots and predicted) and predicted["offload"] < predicted["hybrid"]
+        return Choice(asked, "asked for", predicted, rests)
     if fits:
         return Choice("resident", f"all {layers * experts} experts have a slot", {**predicted, "resident": 0.0})
     if lanes is None:
         return Choice("hybrid", "the costs of link and CPU were not measured", predicted)
     cases = [_predict(layers, top_k, hits, named, lanes) for hits in hit_range(share) for named in foretold]
     best = _least_regret(cases, layers * LAYER)
+    rests = best == "offload"
     figures = ", ".join(f"{name} {cost / 1e3:.2f} ms" for name, cost in sorted(predicted.items(), key=lambda x: x[1]))
     known = f"{hit_rate(share):.0%} hits, {foretold[1]:.0%} of the others foretold"
     reason = f"predicted a token for experts without a slot, at {known}: {figures}"
-    return Choice(best, reason, predicted)
+    if rests:
+        reason = f"one sequence over the link alone, until steps show something else; {reason}"
+    return Choice("hybrid" if rests else best, reason, predicted, rests)
 
 
 def hit_range(share: float) -> tuple[float, float, float]:
