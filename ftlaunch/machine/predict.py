@@ -16,7 +16,7 @@ from ftlaunch.machine.computing import Computing, Watch
 from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import Hits
 from ftlaunch.machine.probe import Asked
-from ftlaunch.machine.served import Entry, Served, Setting
+from ftlaunch.machine.served import Entry, Predicted, Served, Setting
 from ftlaunch.machine.speed import CONTEXT, Machine, Span, Speed, Term, predict
 from ftlaunch.machine.verdict import Finding, plural
 from ftlaunch.machine.verdict import rate as bandwidth
@@ -116,16 +116,19 @@ def foretold_of(setting: Setting, entry: Entry) -> Hits:
     return hits.foretold(served.foretold(entry.served), alike=False)
 
 
-def corrected(made: Speed, runs: list[Served]) -> Speed:
-    """By what was served. What is slower by more than FAR is not followed before BELIEVED servers were."""
+def corrected(made: Speed, runs: list[Served], first: Predicted | None = None) -> Speed:
+    """By what was served. What is slower by more than FAR is not followed before BELIEVED servers were, unless that
+    agrees with `first`, the prediction of before: then it is today's reading of memory that is unlike the others.
+    """
     told = decode_error(made, runs)
-    if told is not None and _followed(told, runs):
+    if told is not None and _followed(told, runs, served.error(first, runs)):
         likely = made.decode.likely / (1 + told)
         span = Span(likely / AFTER, likely, likely * AFTER)
         term = _beyond(1e3 / likely - 1e3 / made.decode.likely)
         made = replace(made, decode=span, decode_terms=(*made.decode_terms, term))
     told = prompt_error(made, runs)
-    if told is not None and _followed(told, [run for run in runs if run.prompt is not None]):
+    before = None if first is None else served.prompt_error(first.prompt, runs)
+    if told is not None and _followed(told, [run for run in runs if run.prompt is not None], before):
         likely = made.prompt.likely * (1 + told)
         span = Span(likely / AFTER_PROMPT, likely, likely * AFTER_PROMPT)
         term = _beyond(1e3 * (likely - made.prompt.likely))
@@ -141,8 +144,9 @@ def prompt_error(made: Speed, runs: list[Served]) -> float | None:
     return served.prompt_error(lambda tokens: served.between(made.prompts, tokens), runs)
 
 
-def _followed(error: float, runs: list[Served]) -> bool:
-    return error <= FAR or len(runs) >= BELIEVED
+def _followed(error: float, runs: list[Served], before: float | None) -> bool:
+    """before: the first prediction's error."""
+    return error <= FAR or len(runs) >= BELIEVED or (before is not None and before <= FAR)
 
 
 def _beyond(ms: float) -> Term:
@@ -150,7 +154,9 @@ def _beyond(ms: float) -> Term:
 
 
 def finding(model: Model, fit: Fit, asked: Asked, known: Lanes | None) -> Finding:
-    """`model.speed`. A first prediction of what was served already is kept beside that."""
+    """`model.speed`. What is told before a setting was ever served is kept, to be compared with what will be: later it
+    would be made with what memory reads then. A pull keeps its own, once it is known where the model lies.
+    """
     if fit.device == "cuda" and fit.dtype == "float32":
         why = "with --dtype float32 nothing was measured on a GPU"
         return Finding("model.speed", "speed", f"not predicted: {why}", "note", data={})
@@ -165,14 +171,15 @@ def finding(model: Model, fit: Fit, asked: Asked, known: Lanes | None) -> Findin
             why = "memory was not measured" if not machine.host else f"no figures for the {machine.kernels} kernels"
         return Finding("model.speed", "speed", f"not predicted: {why}", "note", data={})
     runs, prediction = entry.runs(setting), served.predicted(made, setting)
-    if runs and entry.first(setting) is None:
+    if not runs and entry.first(setting) is None and not (asked.to_fetch or asked.bundled):
         entry = served.keep(msgspec.structs.replace(mine, predicted=(prediction,)))
-    final = corrected(made, runs)
+    final = corrected(made, runs, entry.first(setting))
     data = _data(final, expected, foreseen) | {"prediction": msgspec.to_builtins(prediction)} | told_of(entry, setting)
     if not runs:
         return _disturbed(Finding("model.speed", "speed", said(final), data=data), who)
     found = Finding("model.speed", "speed", f"{said(final)}; {compared(entry, setting)}", data=data)
-    return _disturbed(judged(found, made.decode.likely, _source(fit, machine), runs, asked), who)
+    followed = final.decode is not made.decode
+    return _disturbed(judged(found, made.decode.likely, _source(fit, machine), runs, asked, followed), who)
 
 
 def _follows_memory(fit: Fit, known: Lanes | None) -> bool:
@@ -219,8 +226,11 @@ def compared(entry: Entry, setting: Setting) -> str:
     return text
 
 
-def judged(found: Finding, likely: float, source: str, runs: list[Served], asked: Asked) -> Finding:
+def judged(
+    found: Finding, likely: float, source: str, runs: list[Served], asked: Asked, followed: bool = False
+) -> Finding:
     """A note where servers were far slower than the likely rate, tokens a second. source: what that is said to do.
+    followed: what is told is by their rate all the same.
 
     Why is known of this moment only, and of that by who computes now.
     """
@@ -228,7 +238,7 @@ def judged(found: Finding, likely: float, source: str, runs: list[Served], asked
     if likely / rate - 1 <= FAR:
         return found
     cost = f"{plural(len(runs), 'server')} of it made {rate:.3g} tokens/s where {likely:.3g} {source}"
-    if len(runs) < BELIEVED:
+    if len(runs) < BELIEVED and not followed:
         cost += f"; followed once {BELIEVED} servers were so slow"
     now = Computing.from_json(asked.known.get("cpu.load", {}))
     if who := now.who():

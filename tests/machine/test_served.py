@@ -257,6 +257,15 @@ def test_what_is_called_wrong_is_not_followed_before_several_servers_say_so() ->
     assert told_of((11.0, 11.5, 10.8))[1].decode.likely == pytest.approx(11.5)
 
 
+def test_a_server_that_did_what_was_told_before_is_followed_whatever_memory_reads_today() -> None:
+    made, _ = told_of((11.0,))
+    for first, followed in ((12.0, True), (17.0, True), (18.0, False), (50.0, False)):
+        before = replace(FIRST, tokens_per_second=(0.8 * first, first, 1.2 * first))
+        final = predict.corrected(made, runs(11.0), before)
+        assert (final.decode.likely == pytest.approx(11.0)) == followed
+        assert (final.decode == made.decode) == (not followed)
+
+
 def test_a_server_that_was_far_too_slow_is_no_ok() -> None:
     error = predict.decode_error(told_of((11.0,))[0], runs(11.0))
     assert error is not None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -19,7 +20,7 @@ from ftengine.models.gpu.strategy import FORETOLD, Choice, Lanes, missing_expert
 from ftlaunch.cli import main
 from ftlaunch.cli.fit import _explain
 from ftlaunch.cli.output import Output, value
-from ftlaunch.machine import bundled, catalogue, hits, lanes, memory_read, model, predict
+from ftlaunch.machine import bundled, catalogue, hits, lanes, memory_read, model, predict, served
 from ftlaunch.machine.fit import Fit, Model, Room, fit, read
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.speed import WIDEST, Machine, Span, Speed, dense_bytes, routed_bytes, total
@@ -346,7 +347,10 @@ def test_explained(demo_model: Path, ft_home: Path, capsys: pytest.CaptureFixtur
             assert len(value(symbol, text).splitlines()) == 1, "a screen has 80 columns"
     assert "docs/fit.md" in out.splitlines()[-1]
     assert "layers\tL * tau\t-\t-\t" in out
-    assert not ft_home.exists(), "a look keeps nothing"
+    (entry,) = served.entries()
+    (told,) = entry.predicted
+    assert json.loads(msgspec.json.encode(told)) == data["prediction"], "what was told first is kept"
+    assert entry.served == ()
     assert main(["show", str(demo_model), "--explain"]) == 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 import pytest
 
@@ -14,8 +16,10 @@ from ftengine.scheduler.expert_stats import (
     LayerCounts,
     describe,
 )
-from ftengine.scheduler.stats import CacheCounts, EngineStats, RequestCounts, StepCounts, TokenCounts
+from ftengine.scheduler.stats import CacheCounts, EngineStats, RequestCounts, StepCounts, TokenCounts, WorkLog
+from tests.scheduler.driver import Driver
 from tests.scheduler.spawn import ROOT
+from tests.scheduler.tiny import TinyModel
 
 ZERO = LayerCounts(**dict.fromkeys(LayerCounts.__struct_fields__, 0))
 
@@ -126,6 +130,36 @@ def test_the_log_tells_of_what_happened_since_the_last_line() -> None:
     assert describe(now, before, 2.0) == "experts 75.0% in slots, 2 admitted, link 1.00 GB/s"
     assert describe(now, None, 1.0) == "experts 66.7% in slots, 7 admitted, link 3.00 GB/s, CPU 3.00 GB/s"
     assert describe(now, now, 1.0) == ""
+
+
+@pytest.mark.parametrize("seconds", [0.3, 4.0, 60.0])
+def test_work_in_short_pieces_is_told_of(seconds: float, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """Requests of so many seconds, and as long without any: a line for every five seconds of work, of its speeds, and
+    what does nothing is warned of."""
+    now, engine = [100.0], Driver(TinyModel(recurrent=False)).engine
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr("ftengine.scheduler.stats.time.monotonic", lambda: now[0])
+    size = [0]
+
+    def found() -> ExpertStats:
+        return stats(counts(hits=100, misses=600, cpu_experts=600, link_bytes=size[0]))
+
+    log, lines = WorkLog(engine.counters, engine.scheduler, 5.0, found), []
+    for _ in range(round(600 / seconds)):
+        log.go_on()
+        for _ in range(10):
+            now[0] += seconds / 10
+            size[0] += round(20e9 * seconds / 10)
+            engine.counters.tokens.generated += round(100 * seconds)
+            lines.append(log.line())
+        log.pause()
+        now[0] += seconds
+    told = [line for line in lines if line is not None]
+    assert len(told) == pytest.approx(600 / max(5.0, 0.1 * seconds), rel=0.15)
+    for line in told:
+        assert "decode 1000.0 tok/s" in line
+        assert "link 20.00 GB/s" in line
+    assert "may be copied to the GPU in the background" in caplog.text
 
 
 def test_the_log_tells_of_what_was_prefetched() -> None:

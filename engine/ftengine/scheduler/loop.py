@@ -39,11 +39,12 @@ def serve(engine: Engine, channel: Channel, log_seconds: float) -> Fatal | None:
                 events = []
                 gc.collect()  # now, so that it is seldom due in the middle of work
             check(engine)
+            work_log.pause()
             engine.rest(True)
         messages = channel.receive(wait=idle or engine.stalled)
         if idle:
             engine.rest(False)
-            work_log.idle()
+            work_log.go_on()
         for message in messages:
             if message is None or isinstance(message, Shutdown):
                 return None

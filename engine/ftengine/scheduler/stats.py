@@ -152,7 +152,10 @@ class Counters:
 
 
 class WorkLog:
-    """Lines every few seconds of work: speeds since the last ones, what is busy, and what is on and does nothing."""
+    """Lines every few seconds of work: speeds since the last ones, what is busy, and what is on and does nothing.
+
+    Work may come in pieces far shorter than that: `pause` before the engine waits for requests, `go_on` after it.
+    """
 
     def __init__(
         self,
@@ -168,12 +171,12 @@ class WorkLog:
         self._idleness = Idleness()
         self._fruitlessness = Fruitlessness()
         self._before: LayerCounts | None = None
-        self._restart(time.monotonic())
+        self._working: float | None = time.monotonic()  # since when; None: there is nothing to do
+        self._restart()
 
     def line(self) -> str | None:
         """The line if one is due."""
-        now = time.monotonic()
-        elapsed = now - self._since
+        elapsed = self._spent()
         if elapsed < self._seconds:
             return None
         tokens, cache = self._counters.tokens, self._scheduler.cache
@@ -186,7 +189,7 @@ class WorkLog:
         )
         if found := self._of_experts(elapsed):
             text += f", {found}"
-        self._restart(now)
+        self._restart()
         return text
 
     def admitted(self) -> None:
@@ -196,9 +199,16 @@ class WorkLog:
         if sentence is not None and is_on(cache, self._scheduler.limits.max_running):
             log.warning("%s", sentence)
 
-    def idle(self) -> None:
+    def pause(self) -> None:
         """Time without work does not count as slow work."""
-        self._restart(time.monotonic())
+        self._worked, self._working = self._spent(), None
+
+    def go_on(self) -> None:
+        self._working = time.monotonic()
+
+    def _spent(self) -> float:
+        """Seconds of work since the last line."""
+        return self._worked + (0.0 if self._working is None else time.monotonic() - self._working)
 
     def _of_experts(self, elapsed: float) -> str:
         stats = self._experts()
@@ -210,8 +220,10 @@ class WorkLog:
         self._before = stats.total
         return text
 
-    def _restart(self, now: float) -> None:
+    def _restart(self) -> None:
         tokens = self._counters.tokens
-        self._since = now
+        self._worked = 0.0
+        if self._working is not None:
+            self._working = time.monotonic()
         self._prefilled, self._generated = tokens.prefilled, tokens.generated
         self._reused = dict(self._scheduler.cache.reuse.tiers)
