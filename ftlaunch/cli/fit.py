@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def show_fit(output: Output, name: str, explain: bool = False, flags: str = "") 
     with _model(output, name) as asked:
         config = _config(Path(asked.model or name), name, flags) if flags else None
         found = examine(replace(asked, config=config), only=NEEDED)
-    told = findings.named([finding for finding in found if finding.group == "model"], name)
+    told = findings.named([*_of_gpu(found), *(finding for finding in found if finding.group == "model")], name)
     if output.as_json:
         output.result("", findings.report(told, False, time.monotonic() - began))
     else:
@@ -99,7 +99,19 @@ class BeforePull:
             keep(msgspec.structs.replace(self._entry, model=str(path.absolute())))
 
 
+def _of_gpu(found: Iterable[Finding]) -> list[Finding]:
+    """Why nothing is said of a GPU that may be there: a driver that hangs, or a GPU that cannot be used."""
+    bad = {"gpu.answer": ("note", "warn", "bad"), "gpu.use": ("warn", "bad")}
+    return [finding for finding in found if finding.verdict in bad.get(finding.id, ())]
+
+
 def _told(found: dict[str, Finding]) -> Iterator[str]:
+    for finding in _of_gpu(found.values()):
+        yield f"GPU: {finding.value}" + (f"; {finding.cost}" if finding.cost else "")
+    for name in ("memory", "vram", "pinned", "files"):
+        needed = found.get(f"model.{name}")
+        if needed is not None and not needed.cost:  # else it is said below
+            yield f"{needed.label[0].upper()}{needed.label[1:]}: {needed.value}"
     served, speed, context = (found.get(f"model.{name}") for name in ("strategy", "speed", "context"))
     if served is not None and context is not None:
         yield f"It would be served {served.value}; context {context.value}"

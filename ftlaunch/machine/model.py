@@ -36,8 +36,12 @@ def probe(asked: Asked) -> Iterator[Finding]:
     if not asked.bundled:
         yield files(model) if asked.to_fetch is None else download(model, asked.to_fetch)
     room = room_of(asked)
-    known = known_lanes(model, room, asked, lane_threads(config).value)
+    threads = lane_threads(config).value
+    known = known_lanes(model, room, asked, threads)
     found = fit(model, room, known, config)
+    if known is None and found.fits and found.device == "cuda":  # a strategy is better told from bandwidths than not
+        assumed = predict.assumed_lanes(model, predict.machine_of(asked, True, threads))
+        found = fit(model, room, assumed, config)
     yield from findings(model, room, found)
     if found.fits:
         yield predict.finding(model, found, asked, known)
@@ -161,14 +165,16 @@ def strategy(model: Model, found: Fit) -> Finding:
     if choice is None:
         data: dict[str, Any] = {"strategy": None, "device": "cpu"}
         return Finding("model.strategy", "served", "on the CPU", data=data)
+    rough = found.lanes is not None and found.lanes.rough and choice.predicted
+    reason = choice.reason + ("; by bandwidths, the lanes were not measured with its experts" if rough else "")
     data = {
         "strategy": choice.strategy,
         "device": "cuda",
-        "reason": choice.reason,
+        "reason": reason,
         "missing_us": choice.predicted,
         "hit_rate": hits(found, model),
     }
-    return Finding("model.strategy", "served", f"{choice.strategy}: {choice.reason}", data=data)
+    return Finding("model.strategy", "served", f"{choice.strategy}: {reason}", data=data)
 
 
 def context(model: Model, found: Fit) -> Finding:

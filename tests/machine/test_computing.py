@@ -121,4 +121,6 @@ def test_the_doctor_counts_others_and_not_itself(ft_home: Path) -> None:
     found = {each["id"]: each for each in json.loads(done.stdout)}["cpu.load"]
     assert found["data"]["others"] > 0.1
     assert found["data"]["own"] > 0
-    assert found["value"].startswith(f"others take {found['data']['others']:.1f} of {os.cpu_count()} CPUs now")
+    take, of = found["value"].removeprefix("others take ").split(" CPUs now")[0].split(" of ")
+    assert float(take) == pytest.approx(found["data"]["others"], abs=0.06), "both are rounded"
+    assert int(of) == os.cpu_count()

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from ftengine.memory import gpu as engine
+from ftlaunch.cli import main
 from ftlaunch.machine import gpu, nvml, pci
 from ftlaunch.machine.probe import BY_NAME, Asked
 from ftlaunch.machine.run import examine, run
-from ftlaunch.machine.verdict import Finding
+from ftlaunch.machine.verdict import EXIT, Finding
 from tests.support.timing import quickest, seconds
 
 GIB = 1 << 30
@@ -239,3 +240,14 @@ def _command(process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def test_a_fit_says_that_the_driver_hangs(
+    nvidia, demo_model: Path, ft_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And does not only answer as if there were no GPU."""
+    nvidia("hangs", "hangs")
+    assert main(["show", str(demo_model), "--fit"]) == EXIT["bad"]
+    out = capsys.readouterr().out
+    assert "the NVIDIA driver hangs: no answer within" in out
+    assert "on the CPU" in out

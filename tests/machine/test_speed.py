@@ -435,6 +435,23 @@ def test_float32_has_a_prediction_of_its_own(demo_model: Path, ft_home: Path, mo
     assert told["model.speed"].value == "not predicted: with --dtype float32 nothing was measured on a GPU"
 
 
+def test_a_strategy_is_told_before_anything_was_measured(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From bandwidths, and it says so; without the link's there is nothing to go by."""
+    monkeypatch.setattr(memory_read, "short", lambda threads=None: 1e10 * (threads or 4))
+    known = {"gpu.use": {"usable": True, "name": "Fake 4090", "free": 7 * GIB}}
+    config = EngineConfig(str(demo_model), moe_cache_rate=0.25).to_json()
+
+    def reason(**more: object) -> str:
+        asked = Asked(model=str(demo_model), config=config, known={**known, **more})
+        (found,) = (each for each in model.probe(asked) if each.id == "model.strategy")
+        return found.data["reason"]
+
+    assert "not measured" in reason()
+    told = reason(**{"gpu.link": {"best_bytes_per_second": 31.5e9}})
+    assert "predicted a token for experts without a slot" in told
+    assert told.endswith("by bandwidths, the lanes were not measured with its experts")
+
+
 def test_no_weights_are_read(demo_model: Path, tmp_path: Path) -> None:
     """The same from a copy whose weights are a hole."""
     import shutil

@@ -34,6 +34,8 @@ def served_hub(a_hub: Hub, tmp_path: Path) -> Hub:
 def test_told_before_and_kept(served_hub: Hub, ft_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", NAME]) == 0
     said = capsys.readouterr().err
+    assert re.search(r"^Memory: needs about \S+ .*available", said, re.MULTILINE)
+    assert re.search(r"^Disk: ", said, re.MULTILINE)
     assert "It would be served on the CPU; context " in said
     low, high = map(float, re.findall(r"Predicted: (\S+) to (\S+) tokens/s", said)[0])
     assert 0 < low < high <= 2.01 * low
