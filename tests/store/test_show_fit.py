@@ -43,9 +43,9 @@ def test_safetensors(a_hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[s
     files["tokenizer.json"] = bytes(9 << 20)  # never asked for
     a_hub.add(NAME, files)
     there = told(NAME, capsys)
+    assert not ft_home.exists(), "nothing is kept of it"
     same(told(str(folder), capsys), there)
     assert there["model.files"]["bytes"] == sum(map(len, files.values()))
-    assert not ft_home.exists(), "nothing is kept of it"
 
 
 def test_gguf(a_hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
