@@ -113,7 +113,7 @@ def test_a_pipe_gets_plain_rows(paced: RunningServer, capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert "streams\ttok/s\tspread\tgap ms\tp99\tmax" in lines
-    assert lines[1] == f"A  {paced_name(paced)} at {paced.url} (cpu, bfloat16)"
+    assert lines[1] == f"A  {paced_name(paced)} at {paced.url} (cpu, {paced_dtype(paced)})"
     assert lines[-1].startswith("1 stream: A")
     assert all(character.isprintable() or character in "\t\n" for character in said.out)
     assert all(len(line) <= 80 for line in lines)
@@ -125,6 +125,12 @@ def test_a_pipe_gets_plain_rows(paced: RunningServer, capsys: pytest.CaptureFixt
 def paced_name(server: RunningServer) -> str:
     models: dict[str, Any] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()
     return models["data"][0]["id"]
+
+
+def paced_dtype(server: RunningServer) -> str:
+    """What the server took by itself: float32 where the processor has no bfloat16 kernels."""
+    health: dict[str, Any] = httpx.get(f"{server.url}/health", trust_env=False).json()
+    return health["dtype"]
 
 
 def test_what_does_not_fit_is_said_before(paced: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
