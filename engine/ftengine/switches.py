@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from ftengine.errors import ConfigError
 
 MOST_PREFETCH = 8  # experts a layer, as kernels/triton/cache_state.py has room for
+POLICIES = ("aged", "lru")  # of the expert cache, the default first; kernels/triton/cache_state.py has their rules
 OFF = ("FT_MMA", "FT_PDL", "FT_PRECOMPILE", "FT_AHEAD", "FT_PIN")  # 0: off
 
 
@@ -22,6 +23,8 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
         split(text)
     if (text := environment.get("FT_PREFETCH")) is not None:
         prefetch(text)
+    if (text := environment.get("FT_CACHE_POLICY")) is not None:
+        policy(text)
     for name in OFF:
         if (text := environment.get(name, "")) not in ("", "0", "1"):
             raise ConfigError(f"{name} is {text!r}: 0 is off, and 1 as without it", f"unset {name}")
@@ -47,3 +50,10 @@ def prefetch(text: str) -> int:
     if text not in map(str, range(MOST_PREFETCH + 1)):
         raise ConfigError(f"FT_PREFETCH is {text!r}: from 0 to {MOST_PREFETCH} experts a layer", "unset FT_PREFETCH")
     return int(text)
+
+
+def policy(text: str) -> str:
+    """Of FT_CACHE_POLICY: one of POLICIES. Raises ConfigError."""
+    if text not in POLICIES:
+        raise ConfigError(f"FT_CACHE_POLICY is {text!r}: {' or '.join(POLICIES)}", "unset FT_CACHE_POLICY")
+    return text

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("ftengine._native", reason="the decoder's CPU lane needs the C++ kernels, which are not built")
 
+from ftengine import switches
 from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache
 from ftengine.core import Request, SamplingParams
@@ -118,6 +119,26 @@ def test_strategies_agree_in_four_bits(
             assert (counts.total.cpu_experts > 0) == (strategy != "offload")
         else:  # whatever was missing at first, from then on it is there
             assert counts.total.hits > 0
+
+
+@pytest.mark.parametrize("policy", switches.POLICIES)
+def test_victims_are_those_of_the_policy(checkpoint_of: Find, device: str, policy: str) -> None:
+    """In a running model with four slots: which experts they hold follows the policy, what comes out does not."""
+    folder, prompt = checkpoint_of("qwen3.5"), prompt_of(9, 3)
+    model = load_gpu(folder, device)
+    model.prepare(setup("offload", slots=4, staging=16, max_running=2, policy=policy, prefetch=0))
+    try:
+        (found,) = logits_of(start(model), [prompt], 3, 6)
+        expected = driver.reference_logits(driver.load_reference(folder), prompt)
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+        assert model.experts.pool is not None
+        tensors = model.experts.pool.tensors
+        ages = tensors.score[tensors.score > -torch.inf]
+        # when experts were last used, in steps and layers, or log2 of probabilities on a scale of half-lives
+        assert bool((ages * model.experts.pool.layers % 1 == 0).all()) == (policy == "lru")
+        assert model.experts.stats().total.kept > 0
+    finally:
+        model.close()
 
 
 def test_a_slot_used_before_starts_from_zero(checkpoint_of: Find, prepared: Prepared) -> None:

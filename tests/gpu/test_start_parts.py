@@ -186,7 +186,9 @@ def test_prompts_that_warm_up_leave_nothing_behind() -> None:
         warm_prefill(driver.engine, [20])
 
 
-@pytest.mark.parametrize(("name", "value"), [("FT_PREFETCH", "9"), ("FT_PREFETCH", ""), ("FT_SPLIT", "half")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("FT_PREFETCH", "9"), ("FT_PREFETCH", ""), ("FT_SPLIT", "half"), ("FT_CACHE_POLICY", "mru")]
+)
 def test_variables_are_refused_before_weights_are_read(
     name: str, value: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
 
 DOCS = Path(__file__).parents[2] / "docs" / "environment.md"
 WRONG = {"FT_SPLIT": ["", "1.5", "nan", "half"], "FT_PREFETCH": ["", "9", "-1", "08", "many"]}
+WRONG_WORDS = {"FT_CACHE_POLICY": ["", "0", "LRU", "belady"]}
 
 
 def test_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,18 @@ def test_as_many_are_prefetched_as_there_is_room_for(monkeypatch: pytest.MonkeyP
     assert [switches.prefetch(str(number)) for number in range(9)] == list(range(9))
 
 
+def test_each_policy_is_one_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="there is no Triton for this system")
+    from ftengine.kernels.triton.cache_state import POLICIES
+    from ftengine.models.gpu.setup import GpuSetup, policy_asked_for
+
+    assert switches.POLICIES == tuple(POLICIES)
+    monkeypatch.delenv("FT_CACHE_POLICY", raising=False)
+    assert policy_asked_for() == GpuSetup("hybrid", 1, 16, 4).policy == "aged"
+    monkeypatch.setenv("FT_CACHE_POLICY", "lru")
+    assert policy_asked_for() == "lru"
+
+
 def test_all_are_looked_at() -> None:
     """All that docs/environment.md gives a number, but for FT_DEBUG, which anything but 1 leaves off."""
     for name in (*WRONG, *switches.OFF):
@@ -43,6 +56,12 @@ def test_all_are_looked_at() -> None:
             assert caught.value.next_step == f"unset {name}"
         switches.check({name: "0"})
         switches.check({name: "1"})
+    for name, texts in WRONG_WORDS.items():
+        for text in texts:
+            with pytest.raises(ConfigError, match=rf"^{name} is {re.escape(repr(text))}: aged or lru$") as caught:
+                switches.check({name: text})
+            assert caught.value.next_step == f"unset {name}"
+    switches.check({"FT_CACHE_POLICY": "lru"})
     switches.check({})
     written = set(re.findall(r"^\| `(FT_\w+)` \| .*(?:`0`| 0 )", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
     assert written == {*WRONG, *switches.OFF}

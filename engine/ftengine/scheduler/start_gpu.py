@@ -30,7 +30,7 @@ from ftengine.memory.sizes import gigabytes
 from ftengine.memory.vram import Demand, DevicePlan, budget, least_bytes, plan_device
 from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
-from ftengine.models.gpu.setup import GpuSetup, prefetch_asked_for
+from ftengine.models.gpu.setup import GpuSetup, policy_asked_for, prefetch_asked_for
 from ftengine.scheduler.beginning import Beginning, Started
 from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.cores import keep_off_cores
@@ -147,6 +147,7 @@ def _serve(begin: Beginning, gpu: Gpu, model: GpuDecoder, demand: Demand, plan: 
         readable=lanes.pinned.value,
         costs=lanes.costs,
         prefetch=prefetch_asked_for(),
+        policy=policy_asked_for(),
         rest="at first" if lanes.rests else "where faster",
     )
     model.prepare(setup)

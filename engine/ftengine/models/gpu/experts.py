@@ -82,6 +82,7 @@ class GpuExperts:
             setup.staging,
             top_k,
             device,
+            policy=setup.policy,
             resident=resident,
             readable=setup.readable,
             trace_steps=setup.trace_steps,

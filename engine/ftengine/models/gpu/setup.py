@@ -33,6 +33,7 @@ class GpuSetup:
     readable: bool = True  # the GPU can read the experts in host memory: they are pinned
     branches: bool = True  # the shared expert is computed beside the lookup
     prefetch: int = PREFETCH  # experts copied before their layer begins, at most; 0: none
+    policy: str = switches.POLICIES[0]  # which expert gives its slot up (kernels/triton/cache_state.py)
     costs: LaneCosts | None = None  # of the two lanes at the same time, where they were measured
     # `hybrid`: whether steps leave the CPU's lane alone where that is found to be faster (experts/rest.py); `at first`:
     # those of one sequence begin so
@@ -51,3 +52,8 @@ class GpuSetup:
 def prefetch_asked_for() -> int:
     """FT_PREFETCH, for measurements: GpuSetup.prefetch. Raises ConfigError."""
     return switches.prefetch(os.environ.get("FT_PREFETCH", str(PREFETCH)))
+
+
+def policy_asked_for() -> str:
+    """FT_CACHE_POLICY, for measurements: GpuSetup.policy. Raises ConfigError."""
+    return switches.policy(os.environ.get("FT_CACHE_POLICY", switches.POLICIES[0]))
