@@ -21,6 +21,7 @@ if __name__ == "__main__":
 import torch
 
 from ftengine.bench.shapes import QWEN36
+from ftengine.bench.step_parts import divide, seen
 from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.tensors import allocate_cache
 from ftengine.core import CacheTensors, Request, SamplingParams, Sequence
@@ -38,18 +39,6 @@ from ftengine.scheduler.batch import BatchBuilder, Work
 PAGE_SIZE, CONTEXT = 16, 32768
 COUNTED = ("hits", "foretold", "misses", "fetched", "cpu_experts", "admitted", "waited_ns")
 PROFILED = 20  # steps
-
-# part -> what the names of its kernels contain; the first that fits
-PARTS = {
-    "attention": ("_attend", "_combine", "_prepare_heads"),
-    "Gated DeltaNet": ("_delta", "_conv", "chunk_", "recompute_w_u", "solve_tril", "gated_norm"),
-    "router and lookup": ("_route", "_plan", "_slots_for_round", "_end_step", "_queue_slots", "_seed"),
-    "copy over the link": ("_copy_blocks", "_copy_within"),
-    "wait for the CPU": ("_join",),
-    "experts": ("gate_up", "down_", "expert", "_grouped"),
-    "dense products": ("gemv", "skinny", "gemm", "cutlass", "nvjet", "_dequantize"),
-    "norms, embedding, activations": ("_rms_norm", "_swiglu", "_rows"),
-}
 
 
 class Run:
@@ -230,37 +219,16 @@ def _prefill(model: GpuDecoder, cache: CacheTensors, length: int) -> None:
 
 
 def profile_of(work: Callable[[], object], steps: int) -> list[str]:
-    """Lines: microseconds a step of each part, and of each kernel, as torch's profiler has them."""
-    from torch.profiler import ProfilerActivity, profile
-
-    start = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        work()
-        torch.cuda.synchronize()
-        wall = (time.perf_counter() - start) * 1e6 / steps
-    kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for event in profiler.key_averages():
-        if event.self_device_time_total:
-            kernels[event.key][0] += event.count
-            kernels[event.key][1] += event.self_device_time_total
-    parts: dict[str, float] = defaultdict(float)
-    for name, (_, spent) in kernels.items():
-        parts[_part(name)] += spent / steps
-    busy = sum(parts.values())
-    lines = [f"    {wall:8.0f} us a step while profiled, kernels {busy:.0f} us (those side by side count twice)"]
-    lines += [f"    {spent:8.1f} us  {part}" for part, spent in _descending(parts)]
-    ordered = sorted(kernels.items(), key=lambda item: -item[1][1])[:24]
-    lines += [f"        {spent / steps:8.1f} us {count / steps:7.1f}x {name[:90]}" for name, (count, spent) in ordered]
+    """Lines: microseconds a step of each part, and of the kernels that take most, as torch's profiler has them."""
+    found = seen(work)
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for run in found:
+        kernels[run.name].append(run.end - run.start)
+    ordered = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:24]
+    lines = divide(found, steps).lines()
+    for name, times in ordered:
+        lines.append(f"        {sum(times) / steps:8.1f} us {len(times) / steps:7.1f}x {name[:90]}")
     return lines
-
-
-def _part(name: str) -> str:
-    lowered = name.lower()
-    return next((part for part, names in PARTS.items() if any(n.lower() in lowered for n in names)), "other")
-
-
-def _descending(parts: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(parts.items(), key=lambda item: -item[1])
 
 
 def _say(what: str, start: float) -> None:

@@ -17,6 +17,7 @@ from ftengine.formats.format import FORMATS
 from ftengine.memory.gpu import NoGpu, probe, unusable
 from ftengine.memory.plan import lane_threads
 from ftengine.models.gpu.strategy import PREFETCH
+from ftengine.switches import POLICIES
 
 STRATEGIES = ("resident", "offload", "cpu", "hybrid")
 DTYPES = ("bfloat16", "float32")
@@ -102,6 +103,20 @@ def _split(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="what the split logs")
 
 
+def _step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, default=os.environ.get("MODEL"), help="a folder of weights; $MODEL")
+    parser.add_argument("--layers", type=int, default=40, help="of random weights")
+    parser.add_argument("--strategy", choices=["hybrid", "offload", "cpu"], default="hybrid", help="with some slots")
+    parser.add_argument("--slots-percent", type=int, nargs="+", default=[100, 25, 10, 0])
+    parser.add_argument("--policy", choices=POLICIES, nargs="+", default=[POLICIES[0]], help="of the expert cache")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], help="sequences")
+    parser.add_argument("--warm", type=int, default=96, help="steps before some are timed")
+    parser.add_argument("--steps", type=int, default=600, help="that are timed")
+    parser.add_argument("--threads", type=int, default=_lane(), help="of the CPU's lane")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--device", choices=["cuda", "interpret"], default="cuda")
+
+
 def _nothing(parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -126,4 +141,5 @@ BENCHES = {
     "gpu_route": _nothing,
     "gpu_sampling": _nothing,
     "gpu_split": _split,
+    "gpu_step": _step,
 }
