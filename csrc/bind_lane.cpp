@@ -115,6 +115,9 @@ nb::dict counts(PythonLane &lane) {
     named["experts"] = counts.experts;
     named["seconds"] = double(counts.nanoseconds) * 1e-9;
     named["awakenings"] = counts.awakenings;
+    nb::list layers;
+    for (const int64_t nanoseconds : counts.layer_nanoseconds) layers.append(double(nanoseconds) * 1e-9);
+    named["layer_seconds"] = nb::tuple(layers);
     return named;
 }
 

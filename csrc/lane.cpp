@@ -57,7 +57,7 @@ int64_t LaneLog::copy(LaneRecord *out, int64_t most) const {
 
 Lane::Lane(std::vector<ExpertBank> banks, const Mail &mail, const MatmulKernels &kernels, int threads, int64_t patience)
     : banks_(std::move(banks)), mail_(mail), kernels_(kernels), threads_(threads), patience_(patience),
-      process_(int(getpid())), served_(load(mail.bell)) {
+      process_(int(getpid())), served_(load(mail.bell)), layer_nanoseconds_(banks_.size()) {
     answered_ = busy_until_ = now_ns();
     run_team(threads_, [](Team &) {});  // the pool's threads inherit the mask of who calls for them first: not work()'s
     thread_ = std::thread(&Lane::work, this);
@@ -98,7 +98,9 @@ bool Lane::open() const { return thread_.joinable() && int(getpid()) == process_
 
 LaneCounts Lane::counts() const {
     const auto of = [](const std::atomic<int64_t> &count) { return count.load(std::memory_order_relaxed); };
-    return {of(requests_), of(routes_), of(experts_), of(nanoseconds_), of(awakenings_)};
+    LaneCounts counts{of(requests_), of(routes_), of(experts_), of(nanoseconds_), of(awakenings_), {}};
+    for (const auto &layer : layer_nanoseconds_) counts.layer_nanoseconds.push_back(of(layer));
+    return counts;
 }
 
 bool Lane::rung() const { return load(mail_.bell) != served_; }
@@ -183,6 +185,7 @@ void Lane::serve(Team &team, int32_t number) {
     add(routes_, record.routes);
     add(experts_, record.experts);
     add(nanoseconds_, record.nanoseconds);
+    if (error == LaneError::none) add(layer_nanoseconds_[size_t(bank_ - banks_.data())], record.nanoseconds);
     log_.add(record);
 }
 

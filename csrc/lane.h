@@ -39,6 +39,7 @@ struct LaneCounts {
     int64_t experts = 0;      // distinct ones a request, summed
     int64_t nanoseconds = 0;  // from the bell to the reply
     int64_t awakenings = 0;   // times that the threads were asleep and began to spin
+    std::vector<int64_t> layer_nanoseconds;  // by MoE layer; a request that was refused is of none
 };
 
 // A request as the lane saw it.
@@ -126,6 +127,7 @@ private:
     Signal alarm_;  // advanced by wake() and close()
     std::atomic<bool> closing_{false}, awake_{false};
     std::atomic<int64_t> requests_{0}, routes_{0}, experts_{0}, nanoseconds_{0}, awakenings_{0};
+    std::vector<std::atomic<int64_t>> layer_nanoseconds_;
     LaneLog log_;
     std::thread thread_;
 };

@@ -22,7 +22,10 @@ LATEST = 4  # requests that are shown
 STATS_SECONDS = 5.0  # the front asks the engine for two, and a step may be under way
 
 RESIDENT = "resident: every expert has a slot, so nothing is looked up and nothing is counted"
-LAYER_COLUMNS = ("LAYER", "HITS", "MISSES", "FETCH", "CPU", "ADMIT", "STAGED", "LINK GB", "CPU GB", "WAIT ms")
+LAYER_COLUMNS = (
+    "LAYER", "HITS", "MISS", "FETCH", "AHEAD\nUSED", "CPU", "CPU\nROUTES",
+    "LINK\nMB", "LINK\nms", "CPU\nMB", "CPU\nms", "WAIT\nms",
+)  # fmt: skip
 
 
 @click.group()
@@ -223,10 +226,33 @@ def _cost(cost: dict[str, float]) -> str:
 
 
 def _layer(number: int, layer: dict[str, Any]) -> list[str]:
+    """LAYER_COLUMNS, for 80 columns."""
+    ahead = layer.get("prefetched", 0)
     return [
         str(number),
-        f"{layer['hit_rate']:.1%}",
-        *(str(layer[name]) for name in ("misses", "fetched", "cpu_experts", "admitted", "staged")),
-        *(f"{layer[name] / 1e9:.1f}" for name in ("link_bytes", "cpu_bytes")),
-        f"{layer['cpu_wait_ms']:.0f}",
+        f"{layer['hit_rate']:.1%}".replace("100.0", "100"),
+        *(_short(layer[name]) for name in ("misses", "fetched")),
+        f"{_short(ahead)} {layer['foretold'] / ahead:.0%}" if ahead else "0",
+        *(_short(layer[name]) for name in ("cpu_experts", "cpu_routes")),
+        *(text for lane in ("link", "cpu") for text in (_short(layer[f"{lane}_bytes"] / 1e6), _time(layer, lane))),
+        _short(layer["cpu_wait_ms"]),
     ]
+
+
+def _time(layer: dict[str, Any], lane: str) -> str:
+    """Milliseconds; a server of a version before counts them over all layers only."""
+    time = layer.get(f"{lane}_ms")
+    return "-" if time is None else _short(time)
+
+
+def _short(number: float) -> str:
+    """At most four characters, which are exact up to 9,999."""
+    if number < 9999.5:
+        return f"{number:.0f}"
+    for letter in ("k", "M", "G", "T"):
+        number /= 1000
+        if number < 9.95:
+            return f"{number:.1f}{letter}"
+        if number < 999.5:
+            break
+    return f"{number:.0f}{letter}"

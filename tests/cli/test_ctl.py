@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
@@ -27,8 +28,10 @@ from ftlaunch.servers.ask import ask
 from tests.support.serving import SCRIPTED_CHECKPOINT, scripted_environment
 
 LAYER = LayerCounts(
-    1234567, 234567, 0.8404, 123456, 4567, 111111, 123456, 2345, 56789, 1234, 0, 0, 345 * 10**9, 196 * 10**9, 5432.1
-)
+    hits=1234567, misses=234567, hit_rate=0.8404, fetched=123456, kept=4567, cpu_experts=111111, cpu_routes=123456,
+    admitted=2345, staged=56789, seeded=1234, prefetched=0, foretold=0, link_bytes=345 * 10**9, link_ms=98765.4,
+    cpu_bytes=196 * 10**9, cpu_ms=61234.5, cpu_wait_ms=5432.1,
+)  # fmt: skip
 EXPERTS = ExpertStats(
     resident=False, slots=2560, pool=10240, layer_count=40, decode_steps=123456, total=LAYER, cpu_ms=61234.5,
     link_ms=98765.4,
@@ -206,37 +209,90 @@ def test_resident_is_said_in_place_of_zeros(
     assert "The server of demo is resident: every expert has a slot" in output.err
 
 
-def test_a_row_a_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is asked for, and that rows are no wider than the terminal."""
-    asked: list[str] = []
+HEADINGS = [
+    "LAYER", "HITS", "MISS", "FETCH", "AHEAD,USED", "CPU", "CPU,ROUTES", "LINK,MB", "LINK,ms", "CPU,MB", "CPU,ms",
+    "WAIT,ms",
+]  # fmt: skip
+# The widest that each cell can be, the usual of a day, and the first seconds.
+ROWS = [
+    (
+        dict.fromkeys(LayerCounts.__struct_fields__, 999_400) | {"hit_rate": 0.9994, "link_bytes": 9.9994e9},
+        "0 99.9% 999k 999k 999k,100% 999k 999k 9999 999k 1 999k 999k",
+    ),
+    (
+        {"prefetched": 200_000, "foretold": 174_000},
+        "1 84.0% 235k 123k 200k,87% 111k 123k 345k 99k 196k 61k 5432",
+    ),
+    (
+        dict.fromkeys(LayerCounts.__struct_fields__, 0) | {"hit_rate": 1.0, "staged": 3, "link_bytes": 5e6},
+        "2 100% 0 0 0 0 0 5 0 0 0 0",
+    ),
+]
 
-    def ask(record: ServerRecord, path: str, timeout: float) -> dict:
-        asked.append(path)
-        return answer(EXPERTS)
 
-    monkeypatch.setattr("ftlaunch.servers.ask.ask", ask)
+@pytest.fixture
+def layered(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """The layers of the one server that runs, which tests may change."""
+    body = answer(msgspec.structs.replace(EXPERTS, layers=[LAYER] * len(ROWS)))
+    layers = body["engine"]["experts"]["layers"]
+    for layer, (values, _) in zip(layers, ROWS, strict=True):
+        layer.update(values)
+    answers = {"/v1/stats?layers=1": body}
+    monkeypatch.setattr("ftlaunch.servers.ask.ask", lambda record, path, timeout: answers[path])
     monkeypatch.setattr("ftlaunch.servers.running", lambda: [RECORD])
+    return layers
+
+
+def test_a_row_a_layer_into_a_pipe(layered: list[dict], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ctl", "stats", "--layers"]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split("\t") == list(ctl.LAYER_COLUMNS)
-    assert rows[0].split("\t") == [
-        "0",
-        "84.0%",
-        "234567",
-        "123456",
-        "111111",
-        "2345",
-        "56789",
-        "345.0",
-        "196.0",
-        "5432",
-    ]
-    assert len(rows) == 40
-    widths = [
-        max(map(len, column)) for column in zip(ctl.LAYER_COLUMNS, *(row.split("\t") for row in rows), strict=True)
-    ]
-    assert sum(widths) + 2 * (len(widths) - 1) <= 80
-    assert asked == ["/v1/stats?layers=1"]
+    text = capsys.readouterr().out
+    head, *rows = text.splitlines()
+    assert head.split("\t") == [name.replace(",", " ") for name in HEADINGS]
+    assert [row.replace(" ", ",").split("\t") for row in rows] == [expected.split() for _, expected in ROWS]
+    assert not [character for character in text if not character.isprintable() and character not in "\t\n"]
+
+
+def test_a_row_a_layer_on_a_screen_of_80_columns(
+    layered: list[dict], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cell is folded: there are two lines of headings, and one line a layer."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["ctl", "stats", "--layers"]) == 0
+    first, second, *rows = click.unstyle(capsys.readouterr().out).splitlines()
+    assert max(map(len, (first, second, *rows))) <= 80
+    assert first.split() == [name.partition(",")[0] for name in HEADINGS if "," in name]
+    assert second.split() == [name.rpartition(",")[2] for name in HEADINGS]
+    assert [row.split() for row in rows] == [expected.replace(",", " ").split() for _, expected in ROWS]
+
+
+def test_a_server_that_knows_no_times_of_layers(layered: list[dict], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a version before."""
+    for layer in layered:
+        for name in ("link_ms", "cpu_ms"):
+            del layer[name]
+    assert main(["ctl", "stats", "--layers"]) == 0
+    rows = [row.split("\t") for row in capsys.readouterr().out.splitlines()[1:]]
+    assert [(row[8], row[10]) for row in rows] == [("-", "-")] * len(ROWS)
+    assert [row[7] for row in rows] == ["9999", "345k", "5"]
+
+
+def test_json_has_all_of_a_layer(layered: list[dict], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ctl", "stats", "--layers", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["engine"]["experts"]["layers"]
+    assert shown == layered
+    assert set(shown[1]) == set(LayerCounts.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.4, "0"), (9999.4, "9999"), (9999.5, "10k"), (999_499, "999k"), (999_500, "1.0M"), (9_940_000, "9.9M"),
+        (9_960_000, "10M"), (999_600_000, "1.0G"), (3e12, "3.0T"), (9.99e14, "999T"),
+    ],
+)  # fmt: skip
+def test_a_number_in_four_characters(number: float, text: str) -> None:
+    assert ctl._short(number) == text
 
 
 def test_an_engine_that_is_loading() -> None:

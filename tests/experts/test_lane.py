@@ -62,7 +62,7 @@ def test_replies_equal_a_direct_call_bit_for_bit(hidden: int, dtype: torch.dtype
             found, seconds = lane.request(layer, rows, ids, weights, LIMIT)
             assert torch.equal(found, directly(banks[layer], rows, ids, weights))
             assert seconds > 0
-        assert lane.counts().requests == 40
+        until(lambda: lane.counts().requests == 40)  # they are counted behind the reply
         assert lane.error() is None
 
 
@@ -115,9 +115,33 @@ def test_counts_are_those_of_the_requests() -> None:
     with Lane([bank("bf16")], mail(), 2) as lane:
         for _ in range(3):
             lane.request(0, torch.randn(2, 64), ids, torch.rand(2, 3), LIMIT)
-        counts = lane.counts()
+    counts = lane.counts()  # closed, it has counted the last one, too
     assert (counts.requests, counts.routes, counts.experts) == (3, 15, 9)
     assert 0 < counts.seconds < 3 * LIMIT
+
+
+def test_seconds_are_those_of_the_layers_that_were_asked_for() -> None:
+    """The log has each request's time, in order."""
+    order, banks = [2, 0, 2, 2, 0], [bank("bf16", seed=layer) for layer in range(3)]
+    with Lane(banks, mail(), 2) as lane:
+        for layer in order:
+            lane.request(layer, *asked(2, torch.float32), LIMIT)
+    counts, times = lane.counts(), lane.log()[:, 3]
+    expected = [sum(times[turn] for turn in range(len(order)) if order[turn] == layer) * 1e-9 for layer in range(3)]
+    assert counts.layer_seconds == pytest.approx(expected, rel=1e-9)
+    assert counts.layer_seconds[1] == 0.0
+    assert sum(counts.layer_seconds) == pytest.approx(counts.seconds, rel=1e-9)
+
+
+def test_a_refused_requests_time_is_no_layers() -> None:
+    with Lane([bank("bf16"), bank("bf16")], mail(), 2) as lane:
+        rows, ids, weights = asked(1, torch.float32)
+        lane.request(1, rows, ids, weights, LIMIT)
+        lane.request(1, rows, torch.full_like(ids, EXPERTS), weights, LIMIT)
+        lane.request(2, rows, ids, weights, LIMIT)
+    counts, times = lane.counts(), lane.log()[:, 3]
+    assert counts.layer_seconds == pytest.approx([0.0, times[0] * 1e-9], rel=1e-9)
+    assert counts.seconds == pytest.approx(times.sum() * 1e-9, rel=1e-9)
 
 
 def test_rows_beyond_the_request_keep_what_they_hold() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from ftengine.experts.pool import ExpertBank
 from ftengine.experts.slots import SlotPool
@@ -36,7 +37,9 @@ def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> No
     assert total["link_bytes"] == 3 * (10 + 2 + 7 + 9) * block
     assert total["cpu_bytes"] == 3 * 50 * block
     assert total["cpu_wait_ms"] == 4.5
-    assert found["link_ms"] == 2.1
+    assert found["link_ms"] == total["link_ms"] == 2.1
+    assert [layer["link_ms"] for layer in found["layers"]] == [0.7, 1.4]
+    assert found["cpu_ms"] == total["cpu_ms"] == 0.0  # there is no lane
     assert [layer["admitted"] for layer in found["layers"]] == [2, 4]
     assert found["link_cost"] == {"fixed_us": 3.0, "each_us": 35.0}
     assert found["cpu_share"] is None
@@ -50,6 +53,30 @@ def test_the_pools_counters(device: str, caplog: pytest.LogCaptureFixture) -> No
         assert "experts 0.0% in slots" in (work_log.line() or "")
         assert "in slots" not in (work_log.line() or "")
     assert [record.message[:22] for record in caplog.records] == ["the cache of 3 experts"]
+
+
+def test_each_layer_has_the_time_of_its_cpu_lane(device: str) -> None:
+    """A lane that was asked for one layer twice and for another once, as it tells itself."""
+    pytest.importorskip("ftengine._native")
+    from ftengine.experts import mailbox as mailboxes
+    from ftengine.experts.lane import Lane
+
+    layout = ExpertLayout(32, 32, BF16, BF16)
+    banks = {layer: ExpertBank.allocate(layout, 4) for layer in range(3)}
+    for bank in banks.values():
+        bank.blocks.zero_()
+    model = TinyModel(recurrent=False)
+    model.experts = _Experts(SlotPool(banks, slots=3, staging=2, top_k=2, device=device))
+    with Lane([banks[layer] for layer in range(3)], mailboxes.allocate(1, 2, 32, torch.float32, "cpu"), 1) as lane:
+        for layer in (2, 0, 2):
+            lane.request(layer, torch.randn(1, 32), torch.tensor([[0, 1]], dtype=torch.int32), torch.rand(1, 2))
+    model.experts.lane = lane
+    found = expert_stats(model, layers=True)
+    assert found is not None
+    assert found.layers is not None
+    first, second, third = lane.log()[:, 3] / 1e6
+    assert [layer.cpu_ms for layer in found.layers] == pytest.approx([second, 0.0, first + third], abs=1e-3)
+    assert found.cpu_ms == found.total.cpu_ms == pytest.approx(first + second + third, abs=1e-3)
 
 
 def test_prefetching_is_on_where_it_is_possible(device: str) -> None:

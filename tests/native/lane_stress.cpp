@@ -124,7 +124,12 @@ void requests_are_answered(int threads, int64_t patience) {
         if (i % 10 == 9) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the hasty one falls asleep
         place.ask(lane);
     }
-    require(lane.counts().requests == 60, "requests are miscounted");
+    lane.close();  // what comes behind the last reply is done
+    const ft::LaneCounts counts = lane.counts();
+    require(counts.requests == 60, "requests are miscounted");
+    int64_t nanoseconds = 0;
+    for (const int64_t layer : counts.layer_nanoseconds) nanoseconds += layer;
+    require(counts.layer_nanoseconds.size() == LAYERS && nanoseconds == counts.nanoseconds, "a layer's time is lost");
 }
 
 void others_get_the_pool_meanwhile() {

@@ -125,11 +125,36 @@ def test_good_guesses_of_before_hide_no_bad_ones() -> None:
 
 
 def test_the_log_tells_of_what_happened_since_the_last_line() -> None:
-    before = counts(hits=100, misses=100, admitted=5, link_bytes=10**9, cpu_bytes=3 * 10**9)
-    now = counts(hits=400, misses=200, admitted=7, link_bytes=3 * 10**9, cpu_bytes=3 * 10**9)
-    assert describe(now, before, 2.0) == "experts 75.0% in slots, 2 admitted, link 1.00 GB/s"
-    assert describe(now, None, 1.0) == "experts 66.7% in slots, 7 admitted, link 3.00 GB/s, CPU 3.00 GB/s"
+    before = counts(
+        hits=100, misses=100, fetched=90, cpu_experts=10, cpu_routes=12, admitted=5, link_bytes=10**9, link_ms=100.0,
+        cpu_bytes=3 * 10**9, cpu_ms=250.0,
+    )  # fmt: skip
+    now = counts(
+        hits=400, misses=200, fetched=190, cpu_experts=10, cpu_routes=12, admitted=7, link_bytes=3 * 10**9,
+        link_ms=1000.0, cpu_bytes=3 * 10**9, cpu_ms=250.0,
+    )  # fmt: skip
+    told = "experts 75.0% in slots, 100 fetched, 2 admitted, link 1.00 GB/s (45% of the time)"
+    assert describe(now, before, 2.0) == told
+    assert describe(now, None, 1.0) == (
+        "experts 66.7% in slots, 190 fetched, 10 on the CPU (12 routes), 7 admitted, "
+        "link 3.00 GB/s (100% of the time), CPU 3.00 GB/s (25% of the time)"
+    )
     assert describe(now, now, 1.0) == ""
+
+
+def test_the_log_leaves_out_what_nothing_was_counted_of() -> None:
+    """Prefill alone: nothing is looked up. A lane that was hardly busy has a speed and no share of the time."""
+    assert describe(counts(link_bytes=10**9, link_ms=9.0), None, 1.0) == "link 1.00 GB/s"
+    assert describe(counts(link_bytes=10**9, link_ms=10.0), None, 1.0) == "link 1.00 GB/s (1% of the time)"
+    assert describe(counts(hits=10), None, 1.0) == "experts 100.0% in slots"
+    assert describe(counts(misses=3, cpu_experts=3, cpu_routes=4), None, 1.0) == (
+        "experts 0.0% in slots, 3 on the CPU (4 routes)"
+    )
+
+
+def test_copies_in_the_background_make_no_time_out_of_none() -> None:
+    """They run beside the others, and the times of both are counted."""
+    assert describe(counts(link_bytes=10**9, link_ms=1200.0), None, 1.0) == "link 1.00 GB/s (100% of the time)"
 
 
 @pytest.mark.parametrize("seconds", [0.3, 4.0, 60.0])
@@ -166,7 +191,10 @@ def test_the_log_tells_of_what_was_prefetched() -> None:
     """What was foretold is no hit of the cache."""
     before = counts(hits=100, misses=100, prefetched=50, foretold=25)
     now = counts(hits=400, misses=200, prefetched=250, foretold=199)
-    assert describe(now, before, 1.0) == "experts 31.5% in slots, 0 admitted, 200 prefetched (87% used)"
+    assert describe(now, before, 1.0) == "experts 31.5% in slots, 200 prefetched (87% used)"
+    now = msgspec.structs.replace(now, link_bytes=10**9, link_ms=300.0)  # their bytes, and the time of other copies
+    told = "200 prefetched (87% used), link 1.00 GB/s (30% of the time without the prefetched)"
+    assert describe(now, before, 1.0).endswith(told)
 
 
 def test_every_number_is_documented() -> None:

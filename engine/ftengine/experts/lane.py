@@ -31,13 +31,17 @@ PULSE = 1.0  # seconds; kernels/triton/system.py counts in these
 
 @dataclass(frozen=True)
 class LaneCounts:
-    """Of all requests so far. experts: distinct ones a request, summed; seconds: from the bell to the reply."""
+    """Of all requests so far. experts: distinct ones a request, summed; seconds: from the bell to the reply.
+
+    layer_seconds: the same by MoE layer; requests that were refused are of none.
+    """
 
     requests: int
     routes: int
     experts: int
     seconds: float
     awakenings: int
+    layer_seconds: tuple[float, ...]
 
 
 class Lane:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ENOUGH_STEPS = 256  # decode steps after which a feature that did nothing is told of
 WINDOW_STEPS = 4 * ENOUGH_STEPS  # that prefetching is judged by: one text may be hard to foretell
 LEAST_USED = 0.25  # of what was prefetched; below, it is told of
+LEAST_SHARE = 0.01  # of the time that a lane was busy; below, it is left out
 
 
 class LaneCost(msgspec.Struct):
@@ -56,7 +57,9 @@ class LayerCounts(msgspec.Struct):
     prefetched: int  # over the link before their layer began
     foretold: int  # of the prefetched, used by that layer
     link_bytes: int  # fetched, admitted, staged and prefetched
+    link_ms: float  # that the copies over the link took, but for the prefetched; the admitted's run beside others
     cpu_bytes: int
+    cpu_ms: float  # that the CPU's lane computed
     cpu_wait_ms: float  # that the GPU waited for the CPU
 
 
@@ -67,8 +70,8 @@ class ExpertStats(msgspec.Struct):
     layer_count: int
     decode_steps: int
     total: LayerCounts
-    cpu_ms: float  # that the CPU's lane computed
-    link_ms: float  # that the GPU's copies over the link took, but for the prefetched
+    cpu_ms: float  # `total`'s
+    link_ms: float  # `total`'s
     link_cost: LaneCost
     cpu_cost: LaneCost
     cpu_share: float | None  # of the misses, where it is fixed; None: by the lanes' costs
@@ -87,21 +90,23 @@ def expert_stats(model: Any, *, layers: bool = False) -> ExpertStats | None:
         return None
     found, costs = pool.stats(), pool.costs
     lane = experts.lane
+    seconds = (0.0,) * pool.layers if lane is None else lane.counts().layer_seconds
+    total = _counts(found.total, sum(seconds))
     return ExpertStats(
         resident=pool.tensors.resident,
         slots=pool.tensors.slots,
         pool=pool.layers * pool.experts,
         layer_count=pool.layers,
         decode_steps=found.total.steps // pool.layers,
-        total=_counts(found.total),
-        cpu_ms=0.0 if lane is None else round(1e3 * lane.counts().seconds, 3),
-        link_ms=round(found.total.copied_ns / 1e6, 3),
+        total=total,
+        cpu_ms=total.cpu_ms,
+        link_ms=total.link_ms,
         link_cost=LaneCost(round(costs.a_link, 3), round(costs.b_link, 3)),
         cpu_cost=LaneCost(round(costs.a_cpu, 3), round(costs.b_cpu, 3)),
         cpu_share=pool.cpu_share,
         background=0.0 if lane is None else pool.background,
         prefetch=pool.prefetch if _can_prefetch(pool) else 0,
-        layers=[_counts(layer) for layer in found.layers] if layers else None,
+        layers=[_counts(*each) for each in zip(found.layers, seconds, strict=True)] if layers else None,
         split=_split(getattr(experts, "split", None)),
         rest=_rest(getattr(experts, "rest", None)),
     )
@@ -121,7 +126,8 @@ def _rest(found: LaneRest | None) -> RestStats | None:
     return None if found is None else RestStats(found.rested, found.moves, found.rests(1))
 
 
-def _counts(found: Counts) -> LayerCounts:
+def _counts(found: Counts, cpu_seconds: float) -> LayerCounts:
+    """cpu_seconds: of the CPU's lane, which knows nothing of the device's counters."""
     return LayerCounts(
         hits=found.hits,
         misses=found.misses,
@@ -136,24 +142,41 @@ def _counts(found: Counts) -> LayerCounts:
         prefetched=found.prefetched,
         foretold=found.foretold,
         link_bytes=found.link_bytes,
+        link_ms=round(found.copied_ns / 1e6, 3),
         cpu_bytes=found.cpu_bytes,
+        cpu_ms=round(1e3 * cpu_seconds, 3),
         cpu_wait_ms=round(found.waited_ns / 1e6, 3),
     )
 
 
 def describe(now: LayerCounts, before: LayerCounts | None, seconds: float) -> str:
-    """What happened since `before`, `seconds` ago, for the log. Empty if nothing did."""
+    """What happened since `before`, `seconds` of work ago, for the log: what did not is left out."""
     since = _Since(now, before)
     parts = []
     if looked_up := since("hits") + since("misses"):
-        in_slots = (since("hits") - since("foretold")) / looked_up
-        parts.append(f"experts {in_slots:.1%} in slots, {since('admitted')} admitted")
-    if prefetched := since("prefetched"):
+        parts.append(f"experts {(since('hits') - since('foretold')) / looked_up:.1%} in slots")
+    if fetched := since("fetched"):
+        parts.append(f"{fetched} fetched")
+    if computed := since("cpu_experts"):
+        parts.append(f"{computed} on the CPU ({since('cpu_routes')} routes)")
+    if admitted := since("admitted"):
+        parts.append(f"{admitted} admitted")
+    prefetched = since("prefetched")
+    if prefetched:
         parts.append(f"{prefetched} prefetched ({since('foretold') / prefetched:.0%} used)")
-    for lane, name in (("link", "link_bytes"), ("CPU", "cpu_bytes")):
-        if size := since(name):
-            parts.append(f"{lane} {size / seconds / 1e9:.2f} GB/s")
+    if size := since("link_bytes"):
+        untimed = " without the prefetched" if prefetched else ""  # whose bytes are counted
+        parts.append(_speed("link", size, since("link_ms"), seconds, untimed))
+    if size := since("cpu_bytes"):
+        parts.append(_speed("CPU", size, since("cpu_ms"), seconds))
     return ", ".join(parts)
+
+
+def _speed(lane: str, size: int, busy_ms: int, seconds: float, untimed: str = "") -> str:
+    """size: bytes in `seconds`, of which the lane was busy for `busy_ms`; untimed: what these leave out."""
+    text = f"{lane} {size / seconds / 1e9:.2f} GB/s"
+    share = min(1.0, busy_ms / 1e3 / seconds)  # copies in the background run beside others, and both count
+    return f"{text} ({share:.0%} of the time{untimed})" if share >= LEAST_SHARE else text
 
 
 class _Since:
