@@ -8,20 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from ftengine.experts.profile import LaneProfile, read, write
+from ftengine.experts.profile import LaneProfile, crooked, read, write
 from ftengine.formats.format import ExpertLayout
 from ftengine.memory.machine import available_memory
 from ftlaunch.bench.bandwidth import Result
 from ftlaunch.machine import gpu_link, memory_read
 from ftlaunch.machine.system import System
-from ftlaunch.machine.verdict import plural
 
 Show = Callable[[str, float], None]
 log = logging.getLogger("ftengine.profile")  # which whoever waits is told of
-
-# Times that a line may miss one of its points by: of a lane that is twice as fast as its line says, the published rule,
-# whose threshold is two, says something else. A quiet machine's times are within a fifth
-WORST = 2.0
 
 
 def measured(layout: ExpertLayout, device: str, threads: int | None, folder: Path, fresh: bool, show: Show) -> Result:
@@ -33,7 +28,7 @@ def measured(layout: ExpertLayout, device: str, threads: int | None, folder: Pat
 
     setting = Setting.of(layout, device, threads)
     known = None if fresh else read(folder, setting.key)
-    if known is not None and not crooked(known) and (device == "cpu" or known.link is not None):
+    if known is not None and (device == "cpu" or known.link is not None):
         found, refused, now = known, "", False
     else:  # what could not be pinned then may be now
         found, refused = measure(setting, show)
@@ -44,24 +39,6 @@ def measured(layout: ExpertLayout, device: str, threads: int | None, folder: Pat
         return Result(whole, now, reason, refused)
     kept = None if whole == known else write(folder, whole)
     return Result(whole, now, kept or "", refused)
-
-
-def crooked(profile: LaneProfile) -> str:
-    """Where a lane's times lie on no line, a clause; empty where they do."""
-    lanes = {
-        "on the CPU": profile.cpu,
-        "over the link": profile.link,
-        "on the CPU beside the link": profile.cpu_beside,
-        "over the link beside the CPU": profile.link_beside,
-    }
-    for where, lane in lanes.items():
-        if lane is None:
-            continue
-        for n, us in lane.us.items():
-            line = lane.a_us + lane.b_us * n
-            if max(us, line) > WORST * min(us, line):
-                return f"{plural(n, 'expert')} took {us:.0f} us {where}, where the line through all says {line:.0f}"
-    return ""
 
 
 def _with_bandwidths(profile: LaneProfile, device: str, show: Show) -> LaneProfile:

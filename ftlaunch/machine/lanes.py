@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ftengine.experts.profile import find
+from ftengine.experts.profile_key import Known
 from ftengine.experts.split import LaneCosts
 from ftengine.models.gpu.strategy import Lanes
 
-MOST_BYTES = 1 << 20
 HANDSHAKE = 6.0  # microseconds, where it was not measured
 # Where nothing was: what lanes take beside the bytes, microseconds; docs/fit.md tells of which machine
 ASSUMED_LINK, ASSUMED_CPU, ASSUMED_HANDSHAKE = 4.0, 25.0, 18.0
 
 
-def kept(folder: Path, gpu: str, wanted: Mapping[str, Any]) -> Lanes | None:
-    """The newest measurement in `folder`/profile.json with a GPU of that name, whose key has all of `wanted`."""
-    try:
-        with (folder / "profile.json").open("rb") as file:
-            content = json.loads(file.read(MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    entries = content.get("lanes") if isinstance(content, dict) and content.get("version") == 1 else None
-    for entry in entries if isinstance(entries, list) else []:
-        try:
-            key = entry["key"]
-            if key["gpu"].startswith(f"{gpu}, ") and all(key[name] == value for name, value in wanted.items()):
-                return _of_entry(entry)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # damaged, or of a machine without a link
-    return None
+def kept(folder: Path, wanted: Known) -> tuple[Lanes | None, str]:
+    """By the newest measurement in `folder`/profile.json for `wanted`, as the engine looks for it.
+
+    Where there is none: why what the file holds is not used, a clause; empty where it holds nothing.
+    """
+    found, aside = find(folder, wanted)
+    if found is None:
+        return None, aside
+    link, cpu, together = found.link, found.cpu, found.costs
+    if link is None or together is None:
+        return None, "was measured where the GPU could not read the experts"
+    return Lanes(LaneCosts(link.a_us, link.b_us, cpu.a_us, cpu.b_us), together, found.handshake_us), ""
 
 
 def measured(known: Mapping[str, Mapping[str, Any]], expert_bytes: int, threads: int) -> Lanes | None:
@@ -67,11 +63,3 @@ def _of_rates(
     alone = LaneCosts(a_link, us(link_rate), a_cpu, us(cpu_rate))
     beside = LaneCosts(a_link, us(link_rate * shared), a_cpu, us(cpu_rate * shared))
     return Lanes(alone, beside, handshake, rough=True)
-
-
-def _of_entry(entry: Mapping[str, Any]) -> Lanes:
-    def pair(name: str) -> tuple[float, float]:
-        return float(entry[name]["a_us"]), float(entry[name]["b_us"])
-
-    alone = LaneCosts(*pair("link"), *pair("cpu"))
-    return Lanes(alone, LaneCosts(*pair("link_beside"), *pair("cpu_beside")), float(entry["handshake_us"]))

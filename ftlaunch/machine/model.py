@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ftengine.config import EngineConfig
-from ftengine.errors import FtError
+from ftengine.errors import ConfigError, FtError
+from ftengine.experts import profile_key
 from ftengine.kernels import native
+from ftengine.kernels.choice import choose_kernels
 from ftengine.memory.folders import cache_folder
 from ftengine.memory.machine import ADDRESS_LIMIT, available_memory
 from ftengine.memory.plan import lane_threads
@@ -20,6 +22,7 @@ from ftlaunch.machine.disk import nearest
 from ftlaunch.machine.fit import Fit, Model, Room, fit, hits, read
 from ftlaunch.machine.limits import ADDRESSES, UNLIMITED
 from ftlaunch.machine.probe import Asked
+from ftlaunch.machine.software import torch_cuda
 from ftlaunch.machine.verdict import Finding, gib
 
 
@@ -37,12 +40,12 @@ def probe(asked: Asked) -> Iterator[Finding]:
         yield files(model) if asked.to_fetch is None else download(model, asked.to_fetch)
     room = room_of(asked)
     threads = lane_threads(config).value
-    known = known_lanes(model, room, asked, threads)
+    known, aside = lanes_here(model, room, asked, threads)
     found = fit(model, room, known, config)
     if known is None and found.fits and found.device == "cuda":  # a strategy is better told from bandwidths than not
         assumed = predict.assumed_lanes(model, predict.machine_of(asked, True, threads))
         found = fit(model, room, assumed, config)
-    yield from findings(model, room, found)
+    yield from findings(model, room, found, aside)
     if found.fits:
         yield predict.finding(model, found, asked, known)
         yield from ignored.findings(cache_folder())
@@ -63,19 +66,35 @@ def known_lanes(model: Model, room: Room, asked: Asked, threads: int) -> Lanes |
     """What missing experts cost here with so many threads, where that is known: as the engine measured it, else the
     doctor.
     """
+    found, _ = lanes_here(model, room, asked, threads)
+    return found
+
+
+def lanes_here(model: Model, room: Room, asked: Asked, threads: int) -> tuple[Lanes | None, str]:
+    """`known_lanes`, and why it is not what profile.json holds, a clause; empty where that holds nothing."""
     layout = model.layout
     if not room.vram or layout is None:
+        return None, ""
+    memory = None if asked.quick else asked.known.get("gpu.use", {}).get("total")  # else not as CUDA tells it
+    wanted = profile_key.known(
+        layout,
+        threads,
+        model.dtype,
+        gpu=profile_key.gpu_of(room.gpu, memory),
+        driver=profile_key.driver_of(torch_cuda()),
+        cpu=asked.known.get("cpu.processor", {}).get("name"),
+        kernels=_kernels(),
+    )
+    kept, aside = lanes.kept(cache_folder(), wanted)
+    return kept or lanes.measured(asked.known, model.sizes.block, min(threads, native.granted_threads())), aside
+
+
+def _kernels() -> str | None:
+    """The version that the engine would use; None where it would refuse to start."""
+    try:
+        return choose_kernels().value
+    except ConfigError:
         return None
-    granted = min(threads, native.granted_threads())
-    wanted = {
-        "cpu": asked.known.get("cpu.processor", {}).get("name"),
-        "hidden": layout.hidden,
-        "intermediate": layout.intermediate,
-        "gate_up": layout.gate_up.name,
-        "down": layout.down.name,
-        "threads": granted,
-    }
-    return lanes.kept(cache_folder(), room.gpu, wanted) or lanes.measured(asked.known, model.sizes.block, granted)
 
 
 def files(model: Model) -> Finding:
@@ -109,7 +128,8 @@ def _experts(model: Model) -> str:
     return f"; {sizes.total} experts of {sizes.block / 1e6:.2f} MB" if sizes.total else ""
 
 
-def findings(model: Model, room: Room, found: Fit) -> Iterator[Finding]:
+def findings(model: Model, room: Room, found: Fit, aside: str = "") -> Iterator[Finding]:
+    """aside: why what profile.json holds is not used, a clause."""
     yield memory(room, found)
     if not found.fits:
         return
@@ -117,7 +137,7 @@ def findings(model: Model, room: Room, found: Fit) -> Iterator[Finding]:
         yield vram(model, room, found)
     if found.device == "cuda":
         yield pinned(room, found)
-    yield strategy(model, found)
+    yield strategy(model, found, aside)
     yield context(model, found)
 
 
@@ -160,13 +180,15 @@ def pinned(room: Room, found: Fit) -> Finding:
     return Finding("model.pinned", "pinned memory", value, "warn", cost, mend, data)
 
 
-def strategy(model: Model, found: Fit) -> Finding:
+def strategy(model: Model, found: Fit, aside: str = "") -> Finding:
     choice = found.strategy
     if choice is None:
         data: dict[str, Any] = {"strategy": None, "device": "cpu"}
         return Finding("model.strategy", "served", "on the CPU", data=data)
     rough = found.lanes is not None and found.lanes.rough and choice.predicted
     reason = choice.reason + ("; by bandwidths, the lanes were not measured with its experts" if rough else "")
+    if aside and found.plan is not None and not found.plan.resident:
+        reason += f"; what profile.json holds {aside}"
     data = {
         "strategy": choice.strategy,
         "device": "cuda",

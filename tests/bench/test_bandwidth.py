@@ -63,7 +63,7 @@ def test_what_is_measured_is_kept_and_found_again(bench: Bench, ft_home: Path, m
 
     while (first := bench("--model", str(model), "--threads", "1"))["lanes"][0]["not_kept"]:
         pass  # where other programs compute so much that no line goes through these few microseconds
-    assert "profile.json holds is of another gpu, driver, cpu" in first["said"]
+    assert "profile.json holds is of another GPU, driver, CPU" in first["said"]
     (lane,) = first["lanes"]
     assert lane["measured_now"] is True
     assert (lane["link"], lane["ratio"], lane["rule"]["recommended"]) == (None, None, None)
@@ -107,7 +107,9 @@ def test_what_lies_on_no_line_is_not_kept(
     assert f"{first.kept}; measure again when the machine is quiet" in caplog.text
     assert profile.read(tmp_path, key) is None
     profile.write(tmp_path, busy)
+    caplog.set_level("INFO", "ftengine.profile")
     assert measured() == bandwidth.Result(quiet, True)
+    assert f"holds lies on no line: {first.kept}: measuring anew" in caplog.text
     assert profile.read(tmp_path, key) == quiet
 
 

@@ -12,8 +12,9 @@ import torch
 pytest.importorskip("triton", reason="there is no Triton for this system")
 pytest.importorskip("ftengine._native", reason="the CPU's lane is not built")
 
+from ftengine.experts import probe
 from ftengine.experts.probe import ROUNDS, STAGING_BYTES, STAMPS, LaneProbe
-from ftengine.experts.profile import LaneProfile, measure_cpu, measure_lanes
+from ftengine.experts.profile import Key, LaneProfile, lane_profile, measure_cpu, measure_lanes
 from tests.experts.banks import bank
 from tests.experts.test_profile import KEY
 
@@ -80,6 +81,35 @@ def test_it_ends_in_time_over_a_slow_link_and_still_knows_both_parts_of_a_cost(s
     assert len(found.link.us) >= 2
     assert len(found.link_beside.us) >= 2
     assert found.link.b_us == pytest.approx(size / 3e9 * 1e6, rel=0.01)
+
+
+class Busy(Machine):
+    """Other programs compute while it has one expert on the CPU alone."""
+
+    def _queue(self, rounds: int, count: torch.Tensor, link: int, rings: bool) -> None:
+        super()._queue(rounds, count, link, rings)
+        if not link and int((self.wanted[0, 1] >= 0).sum()) == 1:
+            self.times.copy_((self.times.view(ROUNDS, STAMPS) * 20).view(-1))
+
+
+@pytest.mark.parametrize(("size", "link", "cpu"), [(2 * MIB, 25e9, CPU), (20 * MIB, 3e9, 3e9), (64 * MIB, 3e9, CPU)])
+def test_what_lies_on_no_line_is_measured_for_as_long_again(
+    size: int, link: float, cpu: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the most, and not a third time."""
+    made: list[Machine] = []
+
+    def next_one(*given: object) -> Machine:
+        made.append(Busy(size, link, cpu))
+        return made[-1]
+
+    monkeypatch.setattr(probe, "LaneProbe", next_one)
+    monkeypatch.setattr(Key, "of", staticmethod(lambda *given: KEY))
+    _, how = lane_profile(None, [bank("nvfp4")], 1, torch.float32, "cuda")
+    assert how == "measured now, while the machine was busy"
+    assert len(made) == 2
+    assert all(0 < machine.clock <= BAR for machine in made)
+    assert made[1].clock == pytest.approx(made[0].clock)
 
 
 @pytest.mark.parametrize(("link", "cpu"), [(3e9, 3e9), (1.5e9, CPU), (25e9, 1e9)])

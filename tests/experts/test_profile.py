@@ -19,11 +19,13 @@ from ftengine.experts.profile import (
     LaneProfile,
     LaneTimes,
     bandwidth_ratio,
+    crooked,
     fit,
     lane_profile,
     read,
     write,
 )
+from ftengine.experts.profile_key import words
 from ftengine.experts.split import LaneCosts
 from tests.experts.banks import bank
 from tests.support.turns import beside_another
@@ -57,7 +59,7 @@ def test_what_was_written_is_read_for_the_same_key_only(tmp_path: Path, caplog: 
         other = msgspec.structs.replace(KEY, **{name: value + 1 if isinstance(value, int) else f"another {value}"})
         caplog.clear()
         assert read(tmp_path / "new", other) is None
-        assert f"is of another {name}:" in caplog.text
+        assert f"is of another {words([name])}:" in caplog.text
 
 
 def test_measurements_of_other_keys_and_other_sections_are_kept(tmp_path: Path) -> None:
@@ -179,9 +181,13 @@ def test_the_schema_document_names_every_field() -> None:
 
 def test_measures_once_and_then_reads(device: str, tmp_path: Path) -> None:
     banks = [bank("nvfp4"), bank("nvfp4", seed=1)]
-    made, how = lane_profile(tmp_path, banks, 1, torch.float32, device, readable=device == "cpu")
+    for folder in (tmp_path / str(number) for number in range(5)):
+        made, how = lane_profile(folder, banks, 1, torch.float32, device, readable=device == "cpu")
+        if not crooked(made):  # as it may be while others compute
+            break
     assert how == "measured now"
-    again, how = lane_profile(tmp_path, banks, 1, torch.float32, device, readable=device == "cpu")
+    again, how = lane_profile(folder, banks, 1, torch.float32, device, readable=device == "cpu")
     assert again == made
     assert how == f"measured on {made.measured}"
-    assert lane_profile(tmp_path, banks, 1, torch.bfloat16, device, readable=False)[1] == "measured now"
+    other = lane_profile(folder, banks, 1, torch.bfloat16, device, readable=False)[1]
+    assert other.startswith("measured now")

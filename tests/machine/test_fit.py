@@ -12,7 +12,6 @@ from ftengine.config import Resolved
 from ftengine.memory.machine import available_memory
 from ftlaunch.machine import lanes, model
 from ftlaunch.machine.fit import Model, Room, fit, read
-from ftlaunch.machine.probe import Asked
 from tests.scheduler.spawn import EngineProcess
 
 GIB = 1 << 30
@@ -103,34 +102,6 @@ def test_an_architecture_that_is_not_served(demo: Model) -> None:
     other = Model(**{**vars(demo), "architecture": "OtherForCausalLM"})
     told = fit(other, Room(16 * GIB, "of a test"))
     assert told.reason == "the architecture OtherForCausalLM is not served"
-
-
-def test_lanes_that_the_engine_measured_before(tmp_path: Path, demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """profile.json as the engine writes it; another machine's is not taken."""
-    from ftengine.experts import profile
-    from ftengine.scheduler.lanes import lanes_of
-
-    layout = demo.layout
-    assert layout is not None
-
-    def made(gpu: str, kind: str = layout.gate_up.name) -> profile.LaneProfile:
-        shape = (layout.hidden, layout.intermediate)
-        key = profile.Key(gpu, "580.1", "Fake 9000", "avx2", 7, kind, layout.down.name, *shape, "bfloat16")
-        us = [profile.LaneTimes({1: a + b, 2: a + 2 * b}, a, b) for a, b in ((9, 20), (3, 40), (10, 31), (4, 44))]
-        return profile.LaneProfile(key, "2026-01-31", 1000, 6.0, us[0], us[1], us[2], us[3])
-
-    monkeypatch.setattr(model, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(model.native, "granted_threads", lambda: 8)
-    room = Room(16 * GIB, "of a test", 7 * GIB, "Fake 4060")
-    for other in (made("Another, 8192 MiB"), made("Fake 4060, 8192 MiB", "nvfp4"), made("Fake 4060 Ti, 8192 MiB")):
-        profile.write(tmp_path, other)
-    assert model.known_lanes(demo, room, Asked(known=KNOWN), 7) == lanes.measured(KNOWN, demo.sizes.block, 7)
-    mine = made("Fake 4060, 8192 MiB")
-    profile.write(tmp_path, mine)
-    assert model.known_lanes(demo, room, Asked(known=KNOWN), 7) == lanes_of(mine)
-    assert model.known_lanes(demo, room, Asked(known={**KNOWN, "gpu.lanes": {}}), 4) is None, "of other threads"
-    (tmp_path / "profile.json").write_text('{"version": 1, "lanes": [7, {"key": {}}, null]}')
-    assert model.known_lanes(demo, room, Asked(known={**KNOWN, "gpu.lanes": {}}), 7) is None
 
 
 def test_lanes_from_the_doctors_own_figures(demo: Model) -> None:

@@ -10,13 +10,14 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from ftengine.atomic import write_atomically
-from ftengine.experts.profile_key import Key
+from ftengine.experts.profile_key import Key, Known, words
 from ftengine.experts.split import LaneCosts
 from ftengine.locks import locked
 
@@ -35,6 +36,9 @@ KEPT = 16  # measurements of other models and settings, the newest first
 MISSES = range(1, 9)
 SECONDS = 2.8  # that the lanes are measured for, where they are slow: with fewer numbers of experts
 THRESHOLD = 2.0  # of the published rule: so many times the link's bandwidth the CPU's must be for the two to share
+# Times that a line may miss one of its points by: of a lane that is twice as fast as its line says, the published rule,
+# whose threshold is two, says something else. A quiet machine's times are within a fifth
+WORST = 2.0
 
 Done = Callable[[float], None]  # fraction of a measurement, 0..1
 
@@ -136,21 +140,39 @@ def lane_profile(
     """What `folder`/profile.json has for this machine and these experts, else what is measured now and kept there.
 
     And where it comes from, for the log. readable: the GPU can read the banks. Raises RuntimeError where a lane fails.
+    Of a GPU, times through which no line goes are taken once more, for as long at most; where they are no better, this
+    start goes by them, and they are not kept.
     """
-    from ftengine.experts.probe import LaneProbe
-
     key = Key.of(banks[0].layout, threads, dtype, device)
     found = read(folder, key) if folder is not None else None
     if found is not None and readable == (found.link is not None):
         return found, f"measured on {found.measured}"
-    probe = LaneProbe(banks, threads, dtype, device)
-    try:
-        made = measure_lanes(probe, key) if readable else measure_cpu(probe, key, counts=_in_time(probe, SECONDS))
-    finally:
-        probe.close()
+    made = _measured(banks, threads, dtype, device, key, readable)
+    checked = key.gpu != "none"  # of no machine do the times of Triton's interpreter tell anything
+    if checked and (reason := crooked(made)):
+        log.info("measuring once more: %s", reason)
+        made = _measured(banks, threads, dtype, device, key, readable)
+    if checked and (reason := crooked(made)):
+        log.warning("what was measured is not kept: %s; this start goes by it, the next one measures again", reason)
+        return made, "measured now, while the machine was busy"
     if folder is not None:
         write(folder, made)
     return made, "measured now"
+
+
+def _measured(
+    banks: Sequence[ExpertBank],
+    threads: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    key: Key,
+    readable: bool,
+) -> LaneProfile:
+    """In SECONDS, with a probe of its own. Raises RuntimeError where a lane fails."""
+    from ftengine.experts.probe import LaneProbe
+
+    with closing(LaneProbe(banks, threads, dtype, device)) as probe:
+        return measure_lanes(probe, key) if readable else measure_cpu(probe, key, counts=_in_time(probe, SECONDS))
 
 
 def measure_cpu(
@@ -213,24 +235,55 @@ def bandwidth_ratio(link: LaneTimes, link_beside: LaneTimes, cpu_beside: LaneTim
     return min(1.0, 1 / link.b_us / (1 / link_beside.b_us + 1 / cpu_beside.b_us))
 
 
+def crooked(profile: LaneProfile) -> str:
+    """Where a lane's times lie on no line, a clause; empty where they do."""
+    lanes = {
+        "on the CPU": profile.cpu,
+        "over the link": profile.link,
+        "on the CPU beside the link": profile.cpu_beside,
+        "over the link beside the CPU": profile.link_beside,
+    }
+    for where, lane in lanes.items():
+        if lane is None:
+            continue
+        for n, us in lane.us.items():
+            line = lane.a_us + lane.b_us * n
+            if max(us, line) > WORST * min(us, line):
+                experts = f"{n} expert{'' if n == 1 else 's'}"
+                return f"{experts} took {us:.0f} us {where}, where the line through all says {line:.0f}"
+    return ""
+
+
 def read(folder: Path, key: Key) -> LaneProfile | None:
     """The measurement for `key`; None where there is none, and the log says why."""
+    found, aside = find(folder, key)
+    if aside:
+        log.info("what %s holds %s: measuring anew", folder / FILE_NAME, aside)
+    return found
+
+
+def find(folder: Path, wanted: Key | Known) -> tuple[LaneProfile | None, str]:
+    """The newest measurement for `wanted`, a key or what is known of one.
+
+    Where there is none: why what `folder`/profile.json holds is not used, a clause; empty where it holds nothing.
+    """
     entries = _sections(folder).get("lanes", [])
     nearest: list[str] | None = None
+    bent = ""
     for entry in entries if isinstance(entries, list) else []:
         try:
             found = msgspec.convert(entry, LaneProfile, str_keys=True)
         except msgspec.ValidationError as error:
             log.warning("a measurement in %s is left aside: %s", folder / FILE_NAME, error)
             continue
-        different = found.key.differences(key)
+        different = found.key.differences(wanted)
+        if not different and not (reason := crooked(found)):
+            return found, ""
         if not different:
-            return found
-        if nearest is None or len(different) < len(nearest):
+            bent = bent or f"lies on no line: {reason}"
+        elif nearest is None or len(different) < len(nearest):
             nearest = different
-    if nearest is not None:
-        log.info("what %s holds is of another %s: measuring anew", folder / FILE_NAME, ", ".join(nearest))
-    return None
+    return None, bent or (f"is of another {words(nearest)}" if nearest else "")
 
 
 def write(folder: Path, profile: LaneProfile) -> str | None:
