@@ -45,6 +45,7 @@ def report(found: Sequence[Finding], quick: bool, seconds: float) -> dict[str, A
         "seconds": round(seconds, 2),
         "verdict": verdict,
         "exit_status": EXIT[verdict],
+        "not_known": not_known(found),
         "findings": [finding.as_json() for finding in found],
     }
 
@@ -71,13 +72,27 @@ def named(found: Sequence[Finding], model: str) -> list[Finding]:
     return [replace(each, mend=for_model(each.mend, model)) if each.group == "model" else each for each in found]
 
 
+def not_known(found: Sequence[Finding]) -> list[str]:
+    """Names of probes that were ended, broke, or were left out for lack of time."""
+    return list(dict.fromkeys(finding.data["probe"] for finding in found if _stands_in(finding)))
+
+
 def summary(found: Sequence[Finding]) -> str:
+    """What is wrong, and what was not looked at: of that nothing can be said."""
+    from ftlaunch.machine.probe import BY_NAME
     from ftlaunch.machine.verdict import plural
 
-    bad, warn = (sum(finding.verdict == verdict for finding in found) for verdict in ("bad", "warn"))
+    bad = sum(finding.verdict == "bad" for finding in found)
+    warn = sum(finding.verdict == "warn" and not _stands_in(finding) for finding in found)
     wrong = [f"{plural(bad, 'thing')} not working"] if bad else []
     wrong += [f"{plural(warn, 'thing')} costing speed"] if warn else []
-    return f"{', '.join(wrong)}." if wrong else "Nothing is wrong."
+    missing = ", ".join(BY_NAME[name].of for name in not_known(found))
+    return f"{', '.join(wrong) or 'Nothing wrong was found'}{f'; not known: {missing}' if missing else ''}."
+
+
+def _stands_in(finding: Finding) -> bool:
+    """For what a probe would have found."""
+    return finding.id == f"{finding.group}.answer"
 
 
 def _wrapped(before: str, text: str, width: int, hang: int = 0) -> list[str]:

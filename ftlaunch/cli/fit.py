@@ -84,7 +84,7 @@ class BeforePull:
         from ftlaunch.machine.run import examine
         from ftlaunch.machine.served import prediction
 
-        asked = Asked(quick=True, model=str(path), to_fetch=size, bundled=not size)
+        asked = Asked(model=str(path), to_fetch=size, bundled=not size)  # a driver that slept has time to answer
         found = {finding.id: finding for finding in named(examine(asked, only=NEEDED), self._name)}
         self._entry = prediction({id: finding.data for id, finding in found.items()})
         return list(_told(found))
@@ -100,14 +100,14 @@ class BeforePull:
 
 
 def _of_gpu(found: Iterable[Finding]) -> list[Finding]:
-    """Why nothing is said of a GPU that may be there: a driver that hangs, or a GPU that cannot be used."""
-    bad = {"gpu.answer": ("note", "warn", "bad"), "gpu.use": ("warn", "bad")}
-    return [finding for finding in found if finding.verdict in bad.get(finding.id, ())]
+    """The one that would be used, or why none is: there is none, it cannot be used, or its driver hangs."""
+    return [finding for finding in found if finding.id in ("gpu.answer", "gpu.use")]
 
 
 def _told(found: dict[str, Finding]) -> Iterator[str]:
     for finding in _of_gpu(found.values()):
-        yield f"GPU: {finding.value}" + (f"; {finding.cost}" if finding.cost else "")
+        text = f"GPU: {finding.value}" + (f"; {finding.cost}" if finding.cost else "")
+        yield text + (f". Try: {finding.mend}" if finding.mend else "")
     for name in ("memory", "vram", "pinned", "files"):
         needed = found.get(f"model.{name}")
         if needed is not None and not needed.cost:  # else it is said below

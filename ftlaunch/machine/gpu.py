@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +13,13 @@ from ftengine.memory.gpu import Gpu as Usable
 from ftengine.memory.gpu import NoGpu
 from ftlaunch.machine import nvml, pci
 from ftlaunch.machine.gpu_holders import held
-from ftlaunch.machine.probe import Asked, Silence
+from ftlaunch.machine.gpu_silence import DRIVER
+from ftlaunch.machine.probe import Asked, Waits
 from ftlaunch.machine.software import torch_cuda
 from ftlaunch.machine.system import System
 from ftlaunch.machine.verdict import Finding, gib
 
+LIBRARY = "libnvidia-ml.so.1"
 DRIVER_SECONDS = 4.5
 CONTEXT_BYTES = 400 << 20  # that CUDA takes before the engine gets any, about
 INSTALL = "install the NVIDIA driver: sudo ubuntu-drivers install, or your distribution's way"
@@ -24,7 +27,9 @@ ON_WSL = "install the NVIDIA driver for Windows, not one in WSL"
 IN_CONTAINER = "docker run --gpus all, with the NVIDIA container toolkit"
 
 
-def probe(asked: Asked) -> Iterator[Finding]:
+def probe(asked: Asked) -> Iterator[Finding | Waits]:
+    if _can_be_loaded(LIBRARY):
+        yield Waits(DRIVER)
     system = System()
     cards = [card for card in pci.cards(system) if card.vendor == pci.NVIDIA]
     for number, card in enumerate(cards):
@@ -43,15 +48,6 @@ def probe(asked: Asked) -> Iterator[Finding]:
         if cards or error.package:
             yield not_told(system, cards, error)
     yield use(system, cards, found, driver, asked.quick)
-
-
-def silent(silence: Silence) -> list[Finding]:
-    if silence.quick:
-        return [silence.unknown()]
-    value, data = f"the NVIDIA driver hangs: {silence.reason}", {"probe": silence.probe.name}
-    cost = "a server waits for it at every start, and then computes on the CPU"
-    mend = "nvidia-smi; if that hangs too, restart the machine"
-    return [Finding(silence.probe.answer, "driver", value, "bad", cost, mend, data)]
 
 
 def driver_finding(driver: nvml.Driver, torch: str | None) -> Finding:
@@ -118,8 +114,8 @@ def use(
         data |= {"name": gpu.name, "total": gpu.total, "free": gpu.free, "capability": list(gpu.capability)}
     if lacking is None:
         assert isinstance(gpu, Usable)
-        about = "about " if quick else ""
-        return Finding("gpu.use", "used", f"{gpu.name}, {about}{gib(gpu.free)} for the engine", data=data)
+        value = f"{gpu.name}, {'about ' if quick else ''}{gib(gpu.free)} of {gib(gpu.total)} for the engine"
+        return Finding("gpu.use", "used", value, data=data)
     finding, cost = Finding("gpu.use", "used", f"none: {lacking.reason}", data=data), "the CPU computes everything"
     if not cards and not found and "no NVIDIA driver" in lacking.reason:
         return replace(finding, value="none: there is no NVIDIA GPU").but("note", cost)
@@ -147,6 +143,15 @@ def _by_driver(found: list[nvml.Gpu], driver: nvml.Driver | None) -> Usable | No
         return NoGpu(f"CUDA_VISIBLE_DEVICES is {chosen!r}, which shows no GPU")
     free = max(0, gpu.free - CONTEXT_BYTES)
     return Usable(gpu.name, gpu.capability or (0, 0), gpu.total, free, driver.cuda or 0, len(found))
+
+
+def _can_be_loaded(library: str) -> bool:
+    """Whether it is there to be asked. Nothing of it is called yet."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _install(system: System) -> str:

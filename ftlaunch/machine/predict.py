@@ -17,7 +17,7 @@ from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import Hits
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.served import Entry, Predicted, Served, Setting
-from ftlaunch.machine.speed import CONTEXT, Machine, Span, Speed, Term, predict
+from ftlaunch.machine.speed import Machine, Span, Speed, Term, predict
 from ftlaunch.machine.verdict import Finding, plural
 from ftlaunch.machine.verdict import rate as bandwidth
 
@@ -250,14 +250,14 @@ def said(made: Speed) -> str:
     """In some words."""
     decode, prompt = made.decode, made.prompt
     rates = f"{decode.low:.3g} to {decode.high:.3g} tokens/s"
-    return f"{rates}, {CONTEXT} tokens of a first prompt in {prompt.low:.2g} to {prompt.high:.2g} s"
+    return f"{rates}, {plural(made.tokens, 'token')} of a first prompt in {prompt.low:.2g} to {prompt.high:.2g} s"
 
 
 def _data(made: Speed, expected: Hits, foreseen: Hits) -> dict[str, Any]:
     return {
         "tokens_per_second": asdict(made.decode),
         "prompt_seconds": asdict(made.prompt),
-        "prompt_tokens": CONTEXT,
+        "prompt_tokens": made.tokens,
         "hits": asdict(expected),
         "foretold": asdict(foreseen),
         "decode_terms": [_term(term) for term in made.decode_terms],

@@ -38,11 +38,24 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Waits:
+    """Said before somebody is asked who may never answer, so that silence then is not taken for a busy machine's.
+
+    on: whom. It crosses beside findings, as a line that is none.
+    """
+
+    on: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"waits": self.on}
+
+
+@dataclass(frozen=True)
 class Probe:
-    """A module with `probe(asked) -> Iterator[Finding]`, run by ftlaunch.machine.child. seconds: its time limit.
+    """A module with `probe(asked) -> Iterator[Finding | Waits]`, run by ftlaunch.machine.child. seconds: its limit.
 
     quick_seconds: the limit with --quick, None where it is then left out. of: what is to be said when it does not end.
-    late: why that may be so where nothing is wrong, and what then helps. tells_silence: its module also has
+    late: why that may be so where nothing is wrong, and what then helps. silence: a module with
     `silent(silence) -> list[Finding]`, which says more about that than `Silence.unknown` does.
     """
 
@@ -52,10 +65,10 @@ class Probe:
     seconds: float
     quick_seconds: float | None = None
     late: str = ""
-    tells_silence: bool = False
+    silence: str = ""
 
-    def run(self, asked: Asked) -> Iterator[Finding]:
-        found: Iterator[Finding] = importlib.import_module(f"ftlaunch.machine.{self.name}").probe(asked)
+    def run(self, asked: Asked) -> Iterator[Finding | Waits]:
+        found: Iterator[Finding | Waits] = importlib.import_module(f"ftlaunch.machine.{self.name}").probe(asked)
         return found
 
     def unknown(self, reason: str, verdict: Verdict, mend: str = "") -> Finding:
@@ -70,21 +83,24 @@ class Probe:
 
 @dataclass(frozen=True)
 class Silence:
-    """Of a probe that was ended after `seconds`. quick: as was asked; told: ids of what it had found until then."""
+    """Of a probe that was ended after `seconds`. quick: as was asked; told: ids of what it had found until then; waits:
+    on whom, as it said itself.
+    """
 
     probe: Probe
     seconds: float
     quick: bool
     told: frozenset[str]
+    waits: str = ""
 
     @property
     def reason(self) -> str:
         return f"no answer within {self.seconds:.2g} s"
 
     def findings(self) -> list[Finding]:
-        if not self.probe.tells_silence:
+        if not self.probe.silence:
             return [self.unknown()]
-        found: list[Finding] = importlib.import_module(f"ftlaunch.machine.{self.probe.name}").silent(self)
+        found: list[Finding] = importlib.import_module(f"ftlaunch.machine.{self.probe.silence}").silent(self)
         return found
 
     def unknown(self) -> Finding:
@@ -94,21 +110,21 @@ class Silence:
 
 
 COMPILES = "ft doctor once more: kernels are compiled the first time"
-FACTS, QUICK = 6.0, 1.2  # seconds. A driver that has slept takes some for each GPU
+FACTS, QUICK = 6.0, 0.9  # seconds. A driver that has slept takes some for each GPU
 PROBES = (
-    Probe("cpu", "facts", "the CPU", FACTS, QUICK),
+    Probe("cpu", "facts", "the CPU", FACTS, 1.05),
     Probe("memory", "facts", "memory", FACTS, QUICK),
     Probe("limits", "facts", "limits", FACTS, QUICK),
     Probe("disk", "facts", "the disk", FACTS, QUICK),
-    Probe("gpu", "facts", "the GPU", FACTS, QUICK, tells_silence=True),
+    Probe("gpu", "facts", "the GPU", FACTS, QUICK, silence="gpu_silence"),
     Probe("software", "facts", "what is installed", FACTS, QUICK),
     Probe("agents", "facts", "the agents", FACTS, QUICK),
-    Probe("server", "facts", "the port", FACTS, QUICK, tells_silence=True),
+    Probe("server", "facts", "the port", FACTS, QUICK, silence="server"),
     Probe("store", "facts", "the store", FACTS, QUICK),
     Probe("memory_read", "measure", "reading memory", 5.0),
     Probe("disk_read", "measure", "reading the disk", 3.0, 0.6),
     Probe("gpu_link", "measure", "the link to the GPU", 9.0, late=COMPILES),
-    Probe("catalogue", "last", "the catalogue", 3.0, 0.8),
+    Probe("catalogue", "last", "the catalogue", 3.0, 0.7),
     Probe("model", "model", "the model", 8.0, 8.0),
 )
 BY_NAME = {probe.name: probe for probe in PROBES}

@@ -20,7 +20,7 @@ from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import NO_FORESIGHT, Hits
 from ftlaunch.machine.verdict import plural, rate
 
-CONTEXT = 512  # tokens before the one that is decoded; also of the first prompt
+CONTEXT = 512  # tokens before the one that is decoded, also of the first prompt; fewer where fewer fit: prompt_of()
 PROMPTS = (64, 128, 256, 512, 1024, 2048)  # tokens of prompts whose likely times are told, too
 WIDEST = 2.0  # a range's upper end, as a multiple of the lower one
 
@@ -94,9 +94,9 @@ class Term:
 
 @dataclass(frozen=True)
 class Speed:
-    """decode: tokens a second of one sequence; prompt: seconds until the first token of CONTEXT cold ones.
+    """decode: tokens a second of one sequence; prompt: seconds until the first token, of `tokens` cold ones.
 
-    prompts: the likely seconds of other lengths, by tokens.
+    prompts: the likely seconds of other lengths, by tokens, whatever context there is: another server's may be longer.
     """
 
     decode: Span
@@ -104,6 +104,7 @@ class Speed:
     decode_terms: tuple[Term, ...]
     prompt_terms: tuple[Term, ...]
     prompts: tuple[tuple[int, float], ...] = ()
+    tokens: int = CONTEXT
 
 
 def predict(
@@ -116,23 +117,29 @@ def predict(
     """
     if not fit.fits:
         return None
+    tokens = prompt_of(fit)
     if fit.device == "cpu":
         if not machine.lane or machine.kernels not in CORE_PRODUCTS:
             return None
         narrow = model.layout is not None and model.layout.gate_up.bits < 16
         most = CORE_BYTES.get(machine.kernels, math.inf) if narrow else math.inf
         host = min(machine.lane, machine.threads * most)
-        decode, of_prompt = _cpu_decode(model, host), partial(_cpu_prompt, model, machine, host)
+        decode, of_prompt = _cpu_decode(model, host, tokens), partial(_cpu_prompt, model, machine, host)
     else:
         resident = fit.strategy is None or fit.strategy.strategy == "resident"
         if not machine.device or not (resident or lanes):
             return None
-        decode = _gpu_decode(model, fit, machine.device, hits, lanes, foretold)
+        decode = _gpu_decode(model, fit, machine.device, hits, lanes, foretold, tokens)
         of_prompt = partial(_gpu_prompt, model, fit, machine.link)
-    step, prompt = total(decode), of_prompt(CONTEXT)
+    step, prompt = total(decode), of_prompt(tokens)
     rates = Span(1e3 / step.high, 1e3 / step.likely, 1e3 / step.low)
     prompts = tuple((tokens, total(of_prompt(tokens)).likely / 1e3) for tokens in PROMPTS)
-    return Speed(rates.narrow(), total(prompt).times(1e-3).narrow(), decode, prompt, prompts)
+    return Speed(rates.narrow(), total(prompt).times(1e-3).narrow(), decode, prompt, prompts, tokens)
+
+
+def prompt_of(fit: Fit) -> int:
+    """Tokens of the first prompt that is predicted: CONTEXT, or all that leave room for one of the answer."""
+    return max(1, min(CONTEXT, fit.context - 1)) if fit.context else CONTEXT
 
 
 def total(terms: Iterable[Term]) -> Span:
@@ -141,9 +148,9 @@ def total(terms: Iterable[Term]) -> Span:
     return Span(sum(span.low for span in spans), sum(span.likely for span in spans), sum(span.high for span in spans))
 
 
-def dense_bytes(model: Model) -> int:
-    """D: read by every token. The state of recurrent layers is read and written."""
-    return model.sizes.dense - model.embedding + 2 * model.demand.state + CONTEXT * model.demand.token
+def dense_bytes(model: Model, tokens: int = CONTEXT) -> int:
+    """D: read by every token, behind so many. The state of recurrent layers is read and written."""
+    return model.sizes.dense - model.embedding + 2 * model.demand.state + tokens * model.demand.token
 
 
 def routed_bytes(model: Model) -> int:
@@ -177,8 +184,8 @@ def _host(bandwidth: float) -> tuple[str, str]:
     return "B_H", f"what the threads read of host memory: {rate(bandwidth)}"
 
 
-def _dense(model: Model) -> tuple[str, str]:
-    return "D", f"dense weights, state, keys and values that a token reads: {dense_bytes(model) / 1e6:,.0f} MB"
+def _dense(size: int) -> tuple[str, str]:
+    return "D", f"dense weights, state, keys and values that a token reads: {size / 1e6:,.0f} MB"
 
 
 def _slots(hits: Hits) -> tuple[str, str]:
@@ -189,9 +196,10 @@ def _routed(model: Model) -> tuple[str, str]:
     return "T", f"the experts of a token: {routed_bytes(model) / 1e6:,.0f} MB"
 
 
-def _cpu_decode(model: Model, host: float) -> tuple[Term, ...]:
+def _cpu_decode(model: Model, host: float, tokens: int) -> tuple[Term, ...]:
+    size = dense_bytes(model, tokens)
     return (
-        _stream("dense weights, state", "D / B_H", dense_bytes(model), host, HOST, _dense(model), _host(host)),
+        _stream("dense weights, state", "D / B_H", size, host, HOST, _dense(size), _host(host)),
         _stream("experts", "T / B_H", routed_bytes(model), host, HOST, _routed(model)),
         _layers(model, "L * tau", CPU_LAYER),
         Term("step", "tau_s", FIXED.times(CPU_STEP), legend=(("tau_s", f"a step's own time: {CPU_STEP:.3g} ms"),)),
@@ -220,11 +228,10 @@ def _touched(model: Model, tokens: int) -> float:
 
 
 def _gpu_decode(
-    model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes | None, foretold: Hits
+    model: Model, fit: Fit, device: float, hits: Hits, lanes: Lanes | None, foretold: Hits, tokens: int
 ) -> tuple[Term, ...]:
-    routed = routed_bytes(model)
-    dense = _dense(model), _device(device)
-    terms = [_stream("dense weights, state", "D / B_V", dense_bytes(model), device, STREAM, *dense)]
+    routed, size = routed_bytes(model), dense_bytes(model, tokens)
+    terms = [_stream("dense weights, state", "D / B_V", size, device, STREAM, _dense(size), _device(device))]
     strategy: Strategy = fit.strategy.alone if fit.strategy is not None else "resident"
     found = Hits(1.0, 1.0, 1.0) if strategy == "resident" else hits
     if found.likely:

@@ -24,24 +24,14 @@ class Fit:
 
 
 def judge(weights: Weights, machine: Machine) -> Fit:
-    """All weights are kept in RAM; a GPU adds a place for the dense part, which every token needs."""
+    """All weights are kept in RAM, also where a GPU holds some of them."""
     dense = weights.total - weights.experts
     parts = f" (experts {_bytes(weights.experts)}, the rest {_bytes(dense)})" if weights.experts else ""
-    has = f"this machine has {_bytes(machine.ram)} {machine.ram_limit}{_gpu(machine, weights)}"
+    has = f"this machine has {_bytes(machine.ram)} {machine.ram_limit}"
     needs = f"the weights take {_bytes(weights.total)}{parts}, {has}"
     if weights.total + BESIDE <= machine.ram:
         return Fit(True, f"{needs}: it fits")
     return Fit(False, f"{needs}: it does not fit into memory")
-
-
-def _gpu(machine: Machine, weights: Weights) -> str:
-    if not machine.vram:
-        return " and no NVIDIA GPU"
-    holds = ""
-    if weights.experts:
-        inside = weights.total - weights.experts <= machine.vram
-        holds = f", which {'holds' if inside else 'does not hold'} the rest"
-    return f" and {_bytes(machine.vram)} on its {machine.gpu}{holds}"
 
 
 def _bytes(count: int) -> str:

@@ -58,3 +58,18 @@ def nvidia(fake_libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         monkeypatch.setenv("FAKE_DRIVER", cuda)
 
     return does
+
+
+def built_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str) -> None:
+    """The probe's process finds a PyTorch that is built for it: a folder that tells a version, first on the path."""
+    package = tmp_path / "torch-for-cuda" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('the doctor looks and does not import')")
+    (package / "version.py").write_text(f"cuda: Optional[str] = '{cuda}'\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+
+@pytest.fixture
+def torch_13(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="there is no Triton for this system")
+    built_for(monkeypatch, tmp_path, "13.0")

@@ -24,38 +24,22 @@ from tests.support.timing import quickest, seconds
 
 GIB = 1 << 30
 QUICK = Asked(quick=True)
+PATIENT = 12.0  # seconds, where it is not the time that is tested
 DOMAIN = "fa4e:"  # of the PCI addresses that fake_nvml.c tells
 
 
-def findings_of(asked: Asked = QUICK, limit: float | None = None) -> list[Finding]:
+def findings_of(asked: Asked = QUICK, limit: float = PATIENT) -> list[Finding]:
     """Without the links of this machine's own cards, which no library in the way keeps the kernel from listing."""
-    probe = BY_NAME["gpu"]
-    if limit is not None:
-        probe = replace(probe, seconds=limit, quick_seconds=limit)
+    probe = replace(BY_NAME["gpu"], seconds=limit, quick_seconds=limit)
     return [each for each in run([probe], asked)["gpu"] if each.data.get("address", DOMAIN).startswith(DOMAIN)]
 
 
-def found(asked: Asked = QUICK, limit: float | None = None) -> dict[str, Finding]:
+def found(asked: Asked = QUICK, limit: float = PATIENT) -> dict[str, Finding]:
     """By id; of two GPUs the first."""
     findings: dict[str, Finding] = {}
     for finding in findings_of(asked, limit):
         findings.setdefault(finding.id, finding)
     return findings
-
-
-def built_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str) -> None:
-    """The probe's process finds a PyTorch that is built for it: a folder that tells a version, first on the path."""
-    package = tmp_path / "torch-for-cuda" / "torch"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('the doctor looks and does not import')")
-    (package / "version.py").write_text(f"cuda: Optional[str] = '{cuda}'\n")
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
-
-
-@pytest.fixture
-def torch_13(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="there is no Triton for this system")
-    built_for(monkeypatch, tmp_path, "13.0")
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -145,7 +129,7 @@ def test_hidden_gpus(nvidia, torch_13, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nvml", "cuda", "limit", "kept"), [("hangs", "hangs", 0.7, set()), ("hangs later", "answers", 3.0, {"gpu.driver"})]
+    ("nvml", "cuda", "limit", "kept"), [("hangs", "hangs", 2.0, set()), ("hangs later", "answers", 3.0, {"gpu.driver"})]
 )
 def test_calls_that_block(nvidia, nvml: str, cuda: str, limit: float, kept: set[str]) -> None:
     """What was told before the call that hangs is kept, and the process inside of it is ended."""
@@ -157,6 +141,16 @@ def test_calls_that_block(nvidia, nvml: str, cuda: str, limit: float, kept: set[
     assert findings["gpu.answer"].verdict == "bad"
     assert f"hangs: no answer within {limit:.2g} s" in findings["gpu.answer"].value
     assert not children_left()
+
+
+def test_a_call_that_blocks_where_time_is_short(nvidia) -> None:
+    """A driver that has slept may need longer: what it would cost is said, and what waits longer."""
+    nvidia("hangs", "hangs")
+    (finding,) = findings_of(QUICK, 2.0)
+    assert (finding.id, finding.verdict) == ("gpu.answer", "warn")
+    assert finding.value == "not known: the NVIDIA driver gave no answer within 2 s"
+    assert "a server waits for it at every start and computes on the CPU" in finding.cost
+    assert finding.mend == "ft doctor"
 
 
 def test_cuda_hangs_and_the_library_does_not(nvidia, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +205,7 @@ def test_no_gpu_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_rest_is_told_while_the_driver_hangs(nvidia, ft_home: Path) -> None:
     nvidia("hangs", "hangs")
     looks: list[list[Finding]] = []
-    assert quickest(lambda: seconds(lambda: looks.append(examine(QUICK))), 4) < 4  # 2 s on a quiet machine
+    assert quickest(lambda: seconds(lambda: looks.append(examine(QUICK))), 1.8) < 1.8
     findings = looks[-1]
     groups = {finding.group for finding in findings}
     assert {"cpu", "memory", "disk", "gpu", "software", "server", "store"} <= groups

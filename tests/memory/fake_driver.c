@@ -33,5 +33,10 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     return is("full") ? 2 : 0;
 }
 int cuCtxSetCurrent(void *context) { (void)context; return 0; }
-int cuMemGetInfo_v2(size_t *available, size_t *total) { *available = 7ul << 30; *total = 8ul << 30; return 0; }
+int cuMemGetInfo_v2(size_t *available, size_t *total) {
+    const char *bytes = getenv("FAKE_DRIVER_FREE");
+    *available = bytes == NULL ? 7ul << 30 : strtoul(bytes, NULL, 10);
+    *total = 8ul << 30;
+    return 0;
+}
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }

@@ -199,7 +199,7 @@ def test_only_the_shards_of_the_index_are_taken(a_hub: Hub) -> None:
 def test_what_does_not_fit_is_asked_about(a_hub: Hub, ft_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = model(4 << 20, 2 << 20)
     a_hub.add(NAME, files)
-    monkeypatch.setattr("ftlaunch.store.fetch.this_machine", lambda: Machine(1 << 30, "of RAM", 3 << 20, "Card"))
+    monkeypatch.setattr("ftlaunch.store.fetch.this_machine", lambda: Machine(1 << 30, "of RAM"))
     with pytest.raises(
         FtError, match=r"the weights take 6\.3 MB \(experts 3\.1 MB, the rest 3\.1 MB\).*not fit"
     ) as caught:
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_asked_about(a_hub: Hub, ft_home: Path, monkeypatch
     asked: list[str] = []
     assert get(wishes=Wishes(confirm=lambda question: bool(asked.append(question)) or True)).fetched
     assert asked[0].endswith("Fetch it anyway?")
-    assert "3.1 MB on its Card, which holds the rest" in asked[0]
+    assert "this machine has 1.1 GB of RAM: it does not fit" in asked[0]
 
 
 def test_what_is_not_served_is_asked_about(a_hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
