@@ -3,6 +3,11 @@
 // including file defines FT_VECTOR (floats of a vector register), FT_TOKENS (activation rows of one register tile) and
 //     template <Format F> void decode(const uint8_t *codes, const uint8_t *scales, float *to)
 // for `K_ALIGN` columns: to[K_ALIGN][PANEL_ROWS]. `scales` points to the group's; row scales are applied here.
+// It may define FT_FUSED: one and two rows of activations are then multiplied without that buffer, by
+//     template <Format F, int N> void fused(const uint8_t *codes, const uint8_t *scales, int64_t groups,
+//                                           int64_t code_stride, int64_t scale_stride, const float *const *x,
+//                                           float (*out)[PANEL_ROWS])
+// for so many groups of K_ALIGN columns, whose codes and scales lie that many bytes apart: the same sums, bit by bit.
 // Includes no standard header with inline functions: the linker keeps one copy of such a function, and that copy could
 // be the one compiled for a processor that the machine does not have.
 
@@ -35,9 +40,6 @@ inline uint16_t round_to_bf16(float f) {
     return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline float scalar(const float *x) { return *x; }
-inline float scalar(const uint16_t *x) { return from_bits(uint32_t(*x) << 16); }
-
 // Bytes of the codes of K_ALIGN columns, of a group of scales, and columns that share one.
 template <Format F>
 struct Layout {
@@ -51,16 +53,16 @@ struct Layout {
 
 // sums[n][r] (+)= sum over k < columns of weights[k][r] * x[n][k]. Even and odd columns are summed apart, whatever N:
 // a token's result does not depend on the others of its batch, and two chains of additions hide the latency of one.
-template <int N, class X>
-inline void multiply(const float *weights, int64_t columns, const X *const *x, int64_t k, float *const *out,
-                     int64_t row, bool add) {
+template <int N>
+inline void multiply(const float *weights, int64_t columns, const float *const *x, float *const *out, int64_t row,
+                     bool add) {
     Vec sums[2][N][VECS] = {};
     for (int64_t j = 0; j < columns; j += 2)
         for (int odd = 0; odd < 2; ++odd) {
             Vec w[VECS];
             for (int v = 0; v < VECS; ++v) w[v] = load(weights + (j + odd) * PANEL_ROWS + v * FT_VECTOR);
             for (int n = 0; n < N; ++n) {
-                const float value = scalar(x[n] + k + j + odd);
+                const float value = x[n][j + odd];
                 for (int v = 0; v < VECS; ++v) sums[odd][n][v] += w[v] * value;
             }
         }
@@ -72,12 +74,32 @@ inline void multiply(const float *weights, int64_t columns, const X *const *x, i
         }
 }
 
+// N tokens' activations from column k on, as float32: in a buffer, columns [k, k + columns), where they are bfloat16.
+template <int N>
+struct Floats {
+    alignas(64) float buffer[N * PIECE];
+    const float *rows[N];
+
+    Floats(const float *const *x, int64_t k, int64_t) {
+        for (int n = 0; n < N; ++n) rows[n] = x[n] + k;
+    }
+
+    Floats(const uint16_t *const *x, int64_t k, int64_t columns) {
+        for (int n = 0; n < N; ++n) {
+            float *to = buffer + n * PIECE;
+            for (int64_t j = 0; j < columns; ++j) to[j] = from_bits(uint32_t(x[n][k + j]) << 16);
+            rows[n] = to;
+        }
+    }
+};
+
 template <class X>
 void multiply_all(const float *weights, int64_t columns, const X *const *x, int64_t count, int64_t k, float *const *out,
                   int64_t row, bool add) {
     int64_t n = 0;
-    for (; n + FT_TOKENS <= count; n += FT_TOKENS) multiply<FT_TOKENS>(weights, columns, x + n, k, out + n, row, add);
-    for (; n < count; ++n) multiply<1>(weights, columns, x + n, k, out + n, row, add);
+    for (; n + FT_TOKENS <= count; n += FT_TOKENS)
+        multiply<FT_TOKENS>(weights, columns, Floats<FT_TOKENS>(x + n, k, columns).rows, out + n, row, add);
+    for (; n < count; ++n) multiply<1>(weights, columns, Floats<1>(x + n, k, columns).rows, out + n, row, add);
 }
 
 template <Format F>
@@ -89,6 +111,24 @@ inline void decode_piece(const uint8_t *panel, const uint8_t *scales, int64_t k,
     }
 }
 
+#ifdef FT_FUSED
+template <Format F, int N>
+inline void multiply_fused(const uint8_t *panel, const uint8_t *scales, int64_t k, int64_t columns,
+                           const float *const *x, float *const *out, int64_t row) {
+    float sums[N][PANEL_ROWS];
+    const int64_t group = k / K_ALIGN;
+    const uint8_t *scale = F == Format::fp8_block ? scales + 4 * (k / PIECE) : scales + group * Layout<F>::scales;
+    fused<F, N>(panel + group * Layout<F>::codes, scale, columns / K_ALIGN, Layout<F>::codes, Layout<F>::scales, x,
+                sums);
+    for (int n = 0; n < N; ++n)
+        for (int v = 0; v < VECS; ++v) {
+            float *to = out[n] + row + v * FT_VECTOR;
+            const Vec sum = load(sums[n] + v * FT_VECTOR);
+            store(to, k > 0 ? load(to) + sum : sum);
+        }
+}
+#endif
+
 template <Format F, class X>
 void panels_of(const Packed &w, int64_t first, int64_t last, const X *const *x, int64_t count, float *const *out) {
     alignas(64) float buffer[PIECE * PANEL_ROWS];
@@ -98,6 +138,15 @@ void panels_of(const Packed &w, int64_t first, int64_t last, const X *const *x, 
         const int64_t row = (p - first) * PANEL_ROWS;
         for (int64_t k = 0; k < width; k += PIECE) {
             const int64_t columns = width - k < PIECE ? width - k : PIECE;
+#ifdef FT_FUSED
+            if (count == 1 || count == 2) {
+                if (count == 1)
+                    multiply_fused<F, 1>(panel, scales, k, columns, Floats<1>(x, k, columns).rows, out, row);
+                else
+                    multiply_fused<F, 2>(panel, scales, k, columns, Floats<2>(x, k, columns).rows, out, row);
+                continue;
+            }
+#endif
             decode_piece<F>(panel, scales, k, columns, buffer);
             multiply_all(buffer, columns, x, count, k, out, row, k > 0);
         }

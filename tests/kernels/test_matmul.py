@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ftengine.formats.format import FORMATS, Format
+from ftengine.formats.matrix import QuantMatrix
 from ftengine.formats.pack import pack
 from ftengine.formats.quantize import quantize
 from ftengine.kernels import native
@@ -62,6 +63,21 @@ def test_one_column_at_a_time_gives_the_value_of_each_code(name: str, isa: str) 
 
 
 @pytest.mark.parametrize("isa", VERSIONS)
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_scales_of_any_size_keep_their_precision(tokens: int, isa: str) -> None:
+    """A row a scale, from 2^-127 on, which float32 has as a subnormal number only."""
+    kind, columns = FORMATS["mxfp4"], 64
+    for bytes_, size in ((torch.arange(128), 2.0**60), (torch.arange(128, 250), 2.0**-60)):
+        rows = len(bytes_)
+        codes = torch.randint(256, (rows, columns // 2), dtype=torch.uint8)
+        scales = bytes_.to(torch.uint8)[:, None].repeat(1, columns // 32)
+        matrix = QuantMatrix(kind, rows, columns, codes, scales, None)
+        for dtype in DTYPES:
+            x = activations(tokens, columns, dtype) * size
+            assert_close(run(matrix, x, isa), *product(matrix, x))
+
+
+@pytest.mark.parametrize("isa", VERSIONS)
 @pytest.mark.parametrize("kind", ALL_FORMATS, ids=lambda kind: kind.name)
 def test_the_number_of_threads_changes_no_bit(kind: Format, isa: str) -> None:
     matrix = quantize(torch.randn(300, 160), kind)
@@ -71,7 +87,7 @@ def test_the_number_of_threads_changes_no_bit(kind: Format, isa: str) -> None:
         assert all(torch.equal(one, run(matrix, x, isa, threads)) for threads in (2, 3))
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16"])
 @pytest.mark.parametrize("kind", ALL_FORMATS, ids=lambda kind: kind.name)
 def test_a_token_does_not_depend_on_its_batch(kind: Format, isa: str) -> None:
     if isa not in VERSIONS:
