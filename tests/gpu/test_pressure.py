@@ -3,7 +3,8 @@
     python -m pytest -m slow tests/gpu/test_pressure.py
 
 The other side is the torch decoder on the same NVFP4 weights, in float32. tests/gpu/test_decoder.py has a few of the
-cases in every run; tests/gpu/test_server_faults.py asks real servers 500 prompts.
+cases in every run; tests/gpu/test_server_faults.py wants 500 answers from real servers, one of each strategy and one
+more with a fixed share, together.
 """
 
 from __future__ import annotations

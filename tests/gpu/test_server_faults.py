@@ -226,7 +226,8 @@ PRESSURE = {
 
 
 def test_greedy_answers_under_pressure_are_the_cpus(home: Path, tmp_path: Path) -> None:
-    """500 prompts to each strategy, against `--device cpu` in float32."""
+    """Of 500 prompts, each strategy gets as many as it and `--device cpu`, whose answers in float32 are the right ones,
+    can answer in BUDGET seconds each; together they have to give 500 answers."""
     folder, draw = checkpoint(tmp_path / "model"), random.Random(3)
     prompts = [[draw.randrange(3, VOCABULARY) for _ in range(draw.randint(3, 40))] for _ in range(PROMPTS)]
     with serving(folder, home, "--device", "cpu", "--threads", "1", "--context", "512", *COMMON) as (_, client):
