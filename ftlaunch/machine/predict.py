@@ -11,7 +11,7 @@ import msgspec
 from ftengine.kernels import native
 from ftengine.memory.plan import default_lane_threads
 from ftengine.models.gpu.strategy import Lanes
-from ftlaunch.machine import hits, lanes, memory_read, served
+from ftlaunch.machine import hits, kernel_rate, lanes, memory_read, served
 from ftlaunch.machine.computing import Computing, Watch
 from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import Hits
@@ -31,8 +31,9 @@ BELIEVED = 3  # servers that were so slow, from which on that is how this machin
 
 
 def machine_of(asked: Asked, measure: bool = True, threads: int | None = None, dtype: str = "bfloat16") -> Machine:
-    """measure: memory's bandwidth where the doctor has not, in about half a second. threads: that compute, None for
-    all. dtype: of activations on the CPU; in float32 all kernels of such a width multiply alike.
+    """measure: memory's bandwidth where the doctor has not, in about half a second, and what AVX2 kernels compute.
+    threads: that compute, None for all. dtype: of activations on the CPU; in float32 all kernels of such a width
+    multiply alike.
     """
     known, granted = asked.known, native.granted_threads()
     host = known.get("memory.read", {}).get("bytes_per_second") or (memory_read.short() if measure else None)
@@ -44,7 +45,9 @@ def machine_of(asked: Asked, measure: bool = True, threads: int | None = None, d
     kernels = os.environ.get("FT_ISA") or (native.kernel_choice()[0] if native.AVAILABLE else "portable")
     if dtype == "float32" and kernels in ("avx512_bf16", "amx"):
         kernels = "avx512"
-    return Machine(host, lane, peak * DEVICE_SHARE if peak else None, link, min(threads or granted, granted), kernels)
+    used = min(threads or granted, granted)
+    computes = kernel_rate.measured(used, kernels) if measure and kernels == "avx2" else None
+    return Machine(host, lane, peak * DEVICE_SHARE if peak else None, link, used, kernels, computes)
 
 
 def undisturbed(asked: Asked, fit: Fit) -> tuple[Machine, str]:
@@ -60,7 +63,8 @@ def undisturbed(asked: Asked, fit: Fit) -> tuple[Machine, str]:
     watch = Watch(os.getppid(), running())
     again = machine_of(asked, True, fit.threads, fit.dtype)
     host, lane = (max(filter(None, rates), default=None) for rates in zip(_read(machine), _read(again), strict=True))
-    return replace(machine, host=host, lane=lane), watch.seen().who()
+    computes = max(filter(None, (machine.computes, again.computes)), key=lambda rate: rate.products, default=None)
+    return replace(machine, host=host, lane=lane, computes=computes), watch.seen().who()
 
 
 def _read(machine: Machine) -> tuple[float | None, float | None]:

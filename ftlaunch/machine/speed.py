@@ -18,6 +18,7 @@ from functools import partial
 from ftengine.models.gpu.strategy import LAYER, Lanes, Missing, Strategy, missing_experts
 from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import NO_FORESIGHT, Hits
+from ftlaunch.machine.kernel_rate import KernelRate
 from ftlaunch.machine.verdict import plural, rate
 
 CONTEXT = 512  # tokens before the one that is decoded, also of the first prompt; fewer where fewer fit: prompt_of()
@@ -54,8 +55,9 @@ GPU_LAYER = LAYER / 1e3  # ms of a decode step
 GPU_PROMPT_LAYER = 3.4  # ms of a step with prompt tokens, whatever their number up to some hundred
 OVERLAP = 0.5  # of the shorter one of computing and fetching is not hidden behind the longer one
 COMPUTE = Span(0.75, 1.0, 1.4)
-# Products a second of one core in prompts, by the version of the kernels; of `portable` nothing was measured
-CORE_PRODUCTS = {"amx": 60e9, "avx512_bf16": 95e9, "avx512": 45e9, "avx2": 35e9}
+# Products a second of one core in prompts, by the version of the kernels; of `portable` nothing was measured. Of AVX2,
+# which is the version of many kinds of processors, and bytes below, where this machine's were not
+CORE_PRODUCTS = {"amx": 60e9, "avx512_bf16": 95e9, "avx512": 45e9, "avx2": 25e9}
 # Bytes a second of FP8 and FP4 weights that one core computes with, where that may be less than it reads
 CORE_BYTES = {"avx512": 8e9, "avx2": 7e9}
 
@@ -74,6 +76,19 @@ class Machine:
     link: float | None = None
     threads: int = 1
     kernels: str = "avx2"
+    computes: KernelRate | None = None  # those threads, where it was measured
+
+    @property
+    def products(self) -> float:
+        """A second, in prompts. Of kernels in CORE_PRODUCTS."""
+        return self.threads * CORE_PRODUCTS[self.kernels] if self.computes is None else self.computes.products
+
+    @property
+    def unpacked(self) -> float:
+        """Bytes of FP8 and FP4 weights a second that it can compute with, were they there at once."""
+        if self.computes is not None:
+            return self.computes.bytes
+        return self.threads * CORE_BYTES.get(self.kernels, math.inf)
 
 
 @dataclass(frozen=True)
@@ -122,8 +137,7 @@ def predict(
         if not machine.lane or machine.kernels not in CORE_PRODUCTS:
             return None
         narrow = model.layout is not None and model.layout.gate_up.bits < 16
-        most = CORE_BYTES.get(machine.kernels, math.inf) if narrow else math.inf
-        host = min(machine.lane, machine.threads * most)
+        host = min(machine.lane, machine.unpacked) if narrow else machine.lane
         decode, of_prompt = _cpu_decode(model, host, tokens), partial(_cpu_prompt, model, machine, host)
     else:
         resident = fit.strategy is None or fit.strategy.strategy == "resident"
@@ -207,7 +221,7 @@ def _cpu_decode(model: Model, host: float, tokens: int) -> tuple[Term, ...]:
 
 
 def _cpu_prompt(model: Model, machine: Machine, host: float, tokens: int) -> tuple[Term, ...]:
-    products = machine.threads * CORE_PRODUCTS[machine.kernels]
+    products = machine.products
     touched = model.sizes.dense - model.embedding + _touched(model, tokens) * model.sizes.banks
     legend = (
         ("n", f"tokens of the prompt: {tokens}"),
