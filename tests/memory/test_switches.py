@@ -40,7 +40,7 @@ def test_each_policy_is_one_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> Non
     from ftengine.kernels.triton.cache_state import POLICIES
     from ftengine.models.gpu.setup import GpuSetup, policy_asked_for
 
-    assert switches.POLICIES == tuple(POLICIES)
+    assert tuple(POLICIES) == switches.POLICIES
     monkeypatch.delenv("FT_CACHE_POLICY", raising=False)
     assert policy_asked_for() == GpuSetup("hybrid", 1, 16, 4).policy == "aged"
     monkeypatch.setenv("FT_CACHE_POLICY", "lru")
