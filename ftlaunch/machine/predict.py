@@ -17,7 +17,7 @@ from ftlaunch.machine.fit import Fit, Model
 from ftlaunch.machine.hits import Hits
 from ftlaunch.machine.probe import Asked
 from ftlaunch.machine.served import Entry, Predicted, Served, Setting
-from ftlaunch.machine.speed import Machine, Span, Speed, Term, predict
+from ftlaunch.machine.speed import Machine, Span, Speed, Term, computed_with, predict
 from ftlaunch.machine.verdict import Finding, plural
 from ftlaunch.machine.verdict import rate as bandwidth
 
@@ -75,7 +75,7 @@ def assumed_lanes(model: Model, machine: Machine) -> Lanes | None:
     """Where neither engine nor doctor has measured them: both lanes share what memory gives."""
     if not (machine.link and machine.host and machine.lane and model.sizes.block):
         return None
-    cpu = CPU_SHARE * machine.lane
+    cpu = computed_with(model, machine, CPU_SHARE * machine.lane)
     return lanes.assumed(machine.link, cpu, min(machine.link + cpu, machine.host), model.sizes.block)
 
 

@@ -136,8 +136,7 @@ def predict(
     if fit.device == "cpu":
         if not machine.lane or machine.kernels not in CORE_PRODUCTS:
             return None
-        narrow = model.layout is not None and model.layout.gate_up.bits < 16
-        host = min(machine.lane, machine.unpacked) if narrow else machine.lane
+        host = computed_with(model, machine, machine.lane)
         decode, of_prompt = _cpu_decode(model, host, tokens), partial(_cpu_prompt, model, machine, host)
     else:
         resident = fit.strategy is None or fit.strategy.strategy == "resident"
@@ -149,6 +148,12 @@ def predict(
     rates = Span(1e3 / step.high, 1e3 / step.likely, 1e3 / step.low)
     prompts = tuple((tokens, total(of_prompt(tokens)).likely / 1e3) for tokens in PROMPTS)
     return Speed(rates.narrow(), total(prompt).times(1e-3).narrow(), decode, prompt, prompts, tokens)
+
+
+def computed_with(model: Model, machine: Machine, bandwidth: float) -> float:
+    """Bytes a second of the model's experts that the CPU's threads compute with, where so many could be read."""
+    narrow = model.layout is not None and model.layout.gate_up.bits < 16
+    return min(bandwidth, machine.unpacked) if narrow else bandwidth
 
 
 def prompt_of(fit: Fit) -> int:

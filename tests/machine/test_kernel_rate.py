@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -69,10 +70,29 @@ def test_a_rate_of_weights_that_is_less_than_memory_s_decides() -> None:
     assert told(four_bits, None).decode_terms[0].bandwidth == 14e9, "two cores of 7 GB/s, where nothing was measured"
 
 
+def test_experts_beside_a_gpu_are_computed_no_faster() -> None:
+    """Where no lane was measured: FP4 experts by what is unpacked, BF16 ones by a share of what is read."""
+    machine = Machine(host=LANE, lane=LANE, link=20e9, threads=2)
+    for name, slower in (("qwen3.6-35b-a3b-nvfp4", True), ("qwen3.6-35b-a3b", False)):
+        model = bundled.model(name)
+        fast, slow = (
+            predict.assumed_lanes(model, replace(machine, computes=KernelRate(rate, 1e9))) for rate in (60e9, 8e9)
+        )
+        assert fast is not None
+        assert slow is not None
+        assert fast.alone.b_cpu == pytest.approx(model.sizes.block / (0.8 * LANE) * 1e6)
+        assert slow.alone.b_cpu == pytest.approx(model.sizes.block / 8e9 * 1e6 if slower else fast.alone.b_cpu)
+
+
 def test_it_is_measured_of_avx2_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(known={"memory.read": {"bytes_per_second": LANE}})
     given: list[tuple[int, str]] = []
-    monkeypatch.setattr(kernel_rate, "measured", lambda threads, isa: given.append((threads, isa)) or KernelRate(1, 2))
+
+    def of_a_test(threads: int, isa: str) -> KernelRate:
+        given.append((threads, isa))
+        return KernelRate(1, 2)
+
+    monkeypatch.setattr(kernel_rate, "measured", of_a_test)
     monkeypatch.delenv("FT_ISA", raising=False)
     for isa, expected in (("avx2", KernelRate(1, 2)), ("avx512_bf16", None), ("amx", None)):
         monkeypatch.setattr(native, "kernel_choice", lambda isa=isa: (isa, "of a test"))
