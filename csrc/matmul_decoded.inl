@@ -102,24 +102,28 @@ void multiply_all(const float *weights, int64_t columns, const X *const *x, int6
     for (; n < count; ++n) multiply<1>(weights, columns, Floats<1>(x + n, k, columns).rows, out + n, row, add);
 }
 
+// Of a group of K_ALIGN columns; an FP8 block has one for all groups of a piece.
+template <Format F>
+inline const uint8_t *group_scales(const uint8_t *scales, int64_t group) {
+    return F == Format::fp8_block ? scales + 4 * (group * K_ALIGN / PIECE) : scales + group * Layout<F>::scales;
+}
+
 template <Format F>
 inline void decode_piece(const uint8_t *panel, const uint8_t *scales, int64_t k, int64_t columns, float *to) {
     for (int64_t j = 0; j < columns; j += K_ALIGN) {
         const int64_t group = (k + j) / K_ALIGN;
-        const uint8_t *scale = F == Format::fp8_block ? scales + 4 * (k / PIECE) : scales + group * Layout<F>::scales;
-        decode<F>(panel + group * Layout<F>::codes, scale, to + j * PANEL_ROWS);
+        decode<F>(panel + group * Layout<F>::codes, group_scales<F>(scales, group), to + j * PANEL_ROWS);
     }
 }
 
 #ifdef FT_FUSED
-template <Format F, int N>
-inline void multiply_fused(const uint8_t *panel, const uint8_t *scales, int64_t k, int64_t columns,
-                           const float *const *x, float *const *out, int64_t row) {
+template <Format F, int N, class X>
+inline void multiply_fused(const uint8_t *panel, const uint8_t *scales, int64_t k, int64_t columns, const X *const *x,
+                           float *const *out, int64_t row) {
     float sums[N][PANEL_ROWS];
     const int64_t group = k / K_ALIGN;
-    const uint8_t *scale = F == Format::fp8_block ? scales + 4 * (k / PIECE) : scales + group * Layout<F>::scales;
-    fused<F, N>(panel + group * Layout<F>::codes, scale, columns / K_ALIGN, Layout<F>::codes, Layout<F>::scales, x,
-                sums);
+    fused<F, N>(panel + group * Layout<F>::codes, group_scales<F>(scales, group), columns / K_ALIGN, Layout<F>::codes,
+                Layout<F>::scales, Floats<N>(x, k, columns).rows, sums);
     for (int n = 0; n < N; ++n)
         for (int v = 0; v < VECS; ++v) {
             float *to = out[n] + row + v * FT_VECTOR;
@@ -139,11 +143,12 @@ void panels_of(const Packed &w, int64_t first, int64_t last, const X *const *x, 
         for (int64_t k = 0; k < width; k += PIECE) {
             const int64_t columns = width - k < PIECE ? width - k : PIECE;
 #ifdef FT_FUSED
-            if (count == 1 || count == 2) {
-                if (count == 1)
-                    multiply_fused<F, 1>(panel, scales, k, columns, Floats<1>(x, k, columns).rows, out, row);
-                else
-                    multiply_fused<F, 2>(panel, scales, k, columns, Floats<2>(x, k, columns).rows, out, row);
+            if (count == 1) {
+                multiply_fused<F, 1>(panel, scales, k, columns, x, out, row);
+                continue;
+            }
+            if (count == 2) {
+                multiply_fused<F, 2>(panel, scales, k, columns, x, out, row);
                 continue;
             }
 #endif

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ftengine.bench.gpu_options import begin, parse
@@ -25,16 +26,18 @@ from ftengine.bench.step_parts import divide, seen
 from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.tensors import allocate_cache
 from ftengine.core import CacheTensors, Request, SamplingParams, Sequence
+from ftengine.errors import ConfigError
 from ftengine.experts.pinned import Refused, pin
 from ftengine.experts.profile import lane_profile
 from ftengine.experts.split import LaneCosts
 from ftengine.formats.format import BF16, NVFP4
 from ftengine.kernels.triton.tuning import tuning, use_cache
 from ftengine.memory.folders import cache_folder
-from ftengine.models.base import Model
+from ftengine.models.base import Model, ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
 from ftengine.models.gpu.setup import GpuSetup
 from ftengine.scheduler.batch import BatchBuilder, Work
+from ftengine.weights.checkpoint import Checkpoint
 
 PAGE_SIZE, CONTEXT = 16, 32768
 COUNTED = ("hits", "foretold", "misses", "fetched", "cpu_experts", "admitted", "waited_ns")
@@ -137,6 +140,22 @@ def main() -> None:
     for length in options.prefill:
         _prefill(model, cache, length)
     model.close()
+
+
+def loaded(
+    folder: Path | None, layers: int, dtype: str = "bfloat16", device: str = "cuda", *, lacks: str
+) -> GpuDecoder:
+    """A model with routed experts; None: so many layers of random weights in the shape of Qwen3.6-35B-A3B.
+
+    Raises ConfigError where there are none on the device: what is then lacking is a clause of the caller's.
+    """
+    if folder is not None:
+        model = load(Checkpoint.open(folder), ModelOptions(dtype=dtype, device=device))
+    else:
+        model = synthetic_model(layers, dtype, NVFP4, QWEN36, dense=BF16, device=device)
+    if not isinstance(model, GpuDecoder) or not model.banks:
+        raise ConfigError(f"the model has no routed experts on a GPU: {lacks}", "ft doctor")
+    return model
 
 
 def _lanes(model: GpuDecoder, threads: int) -> LaneCosts | None:

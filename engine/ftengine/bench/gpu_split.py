@@ -26,26 +26,21 @@ from ftengine.bench.gpu_options import begin, parse
 if __name__ == "__main__":
     begin("gpu_split", __doc__)
 
-from ftengine.bench.gpu_model import CONTEXT, PAGE_SIZE, Run
+from ftengine.bench.gpu_model import CONTEXT, PAGE_SIZE, Run, loaded
 from ftengine.bench.paired import Paired, Point, Stopwatch, Window, best_of, in_turns, settled, typical
-from ftengine.bench.shapes import QWEN36
-from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.tensors import allocate_cache
 from ftengine.errors import ConfigError, FtError
 from ftengine.experts.online import OnlineSplit
 from ftengine.experts.profile import lane_profile
 from ftengine.experts.slots import SlotPool
 from ftengine.experts.split import LaneCosts
-from ftengine.formats.format import BF16, NVFP4
 from ftengine.kernels.triton import cache_state as at
 from ftengine.kernels.triton.tuning import use_cache
 from ftengine.memory.folders import cache_folder
-from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
 from ftengine.models.gpu.experts import GpuExperts
 from ftengine.models.gpu.setup import GpuSetup
 from ftengine.scheduler.lanes import pin_banks
-from ftengine.weights.checkpoint import Checkpoint
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 WINDOW = 0.25  # seconds of a point of the time line
@@ -250,7 +245,7 @@ def main() -> None:
         logging.basicConfig(level=logging.INFO, format="    %(message)s")
     began = time.perf_counter()
     use_cache(cache_folder())
-    model = _loaded(options)
+    model = loaded(options.model, options.layers, lacks="there is nothing to split")
     with closing(pin_banks(model.banks, model.device)) as pinned, closing(model):
         if not pinned.outcome.value:
             raise ConfigError(f"there is nothing to split: {pinned.outcome.reason}", "ft doctor")
@@ -277,16 +272,6 @@ def _reading(processes: int) -> Iterator[None]:
             reader.kill()
         for reader in readers:
             reader.wait()
-
-
-def _loaded(options: argparse.Namespace) -> GpuDecoder:
-    if options.model is not None:
-        model = load(Checkpoint.open(options.model), ModelOptions(dtype="bfloat16", device="cuda"))
-    else:
-        model = synthetic_model(options.layers, "bfloat16", NVFP4, QWEN36, dense=BF16, device="cuda")
-    if not isinstance(model, GpuDecoder) or not model.banks:
-        raise ConfigError("the model has no routed experts on a GPU: there is nothing to split", "ft doctor")
-    return model
 
 
 def _prepare(model: GpuDecoder, options: argparse.Namespace) -> LaneCosts:

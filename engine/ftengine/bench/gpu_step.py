@@ -24,9 +24,8 @@ if __name__ == "__main__":
 
 import torch
 
-from ftengine.bench.shapes import QWEN36
+from ftengine.bench.gpu_model import loaded
 from ftengine.bench.step_parts import StepParts, divide, seen
-from ftengine.bench.synthetic import synthetic_model
 from ftengine.cache.sequences import SequenceCache
 from ftengine.cache.tensors import allocate_cache
 from ftengine.core import Request, SamplingParams
@@ -34,10 +33,8 @@ from ftengine.errors import ConfigError, FtError
 from ftengine.experts.counts import LayerCounts
 from ftengine.experts.profile import lane_profile
 from ftengine.experts.split import LaneCosts
-from ftengine.formats.format import BF16, NVFP4
 from ftengine.kernels.triton.tuning import use_cache
 from ftengine.memory.folders import cache_folder, use_kernel_cache
-from ftengine.models.base import ModelOptions, load
 from ftengine.models.gpu.decoder import GpuDecoder
 from ftengine.models.gpu.setup import GpuSetup
 from ftengine.models.gpu.strategy import Strategy
@@ -45,7 +42,6 @@ from ftengine.scheduler.chunk import PrefillBudget
 from ftengine.scheduler.engine import Engine
 from ftengine.scheduler.jobs import Limits
 from ftengine.scheduler.lanes import pin_banks
-from ftengine.weights.checkpoint import Checkpoint
 from ftengine.wire import Failed, Output
 
 PAGE_SIZE, PROMPT = 16, 64
@@ -192,21 +188,12 @@ def measure(model: GpuDecoder, options: argparse.Namespace) -> Iterator[tuple[Ca
             yield case, batch, timed, parts
 
 
-def _loaded(options: argparse.Namespace) -> GpuDecoder:
-    if options.model is not None:
-        model = load(Checkpoint.open(options.model), ModelOptions(dtype=options.dtype, device=options.device))
-    else:
-        model = synthetic_model(options.layers, options.dtype, NVFP4, QWEN36, dense=BF16, device=options.device)
-    if not isinstance(model, GpuDecoder) or not model.banks:
-        raise ConfigError("the model has no routed experts on a GPU: there are no slots to compare", "ft doctor")
-    return model
-
-
 def main(arguments: list[str] | None = None) -> None:
     options = parse("gpu_step", __doc__, arguments)
     use_kernel_cache()
     use_cache(cache_folder())
-    model = _loaded(options)
+    lacks = "there are no slots to compare"
+    model = loaded(options.model, options.layers, options.dtype, options.device, lacks=lacks)
     with closing(pin_banks(model.banks, model.device)) as pinned, closing(model):
         if not pinned.outcome.value:
             raise ConfigError(pinned.outcome.reason, "ulimit -l unlimited")
